@@ -18,9 +18,9 @@ demo: $(STAMP)
 
 # Quick: no servers, no processes, no whole pipeline.
 test: $(STAMP)
-	$(PYTEST) -m "not gpu and not system and not slow"
+	$(PYTEST) -m "not gpu and not system and not soak and not slow"
 
-# Everything that pip can install.
+# Everything that pip can install, with the representative cases of each sweep.
 test-all: $(STAMP)
 	$(PYTEST)
 
@@ -53,10 +53,12 @@ test-gpu: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+# Slow proofs: the service under load and under kills, the other cases of each sweep, and more random inputs.
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.load
-	$(BIN)/pytest --hypothesis-profile soak tests/app/api/test_life_cycle.py tests/app/api/test_contract.py tests/rocket_core/inspection/test_hostile_models.py
+	$(PYTEST) -m soak
+	$(BIN)/pytest --hypothesis-profile soak tests/app/api/test_life_cycle.py tests/app/api/test_contract.py tests/rocket_core/inspection/test_hostile_models.py tests/rocket_core/allocation
 
 # What the images install, with hashes, from pyproject.toml and constraints.txt; asks the package index.
 lock: $(STAMP)

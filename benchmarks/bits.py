@@ -24,6 +24,7 @@ from safetensors import safe_open
 
 from benchmarks.half_precision import copy_in_half_precision
 from rocket_core.config import compression_config
+from rocket_core.engines import ENGINES
 from rocket_core.pipeline import ProfileCache, Progress, compress
 
 FRACTIONS = (0.5, 0.4, 0.3, 0.281, 0.25, 0.2, 0.15)
@@ -84,7 +85,7 @@ def run(
 ) -> dict[str, Any]:
     """Compress and measure once."""
     config = compression_config(
-        export=("factored",),
+        export=ENGINES[settings.get("engine", "rocket")].exports[:1],
         calibration={
             "dataset": str(given.calibrate),
             "samples": given.samples,
@@ -104,9 +105,9 @@ def run(
 
     with tempfile.TemporaryDirectory() as folder:
         report = compress(str(model), Path(folder), config, on_progress=note, profiles=profiles)
-        stored = stored_bytes(Path(folder, "factored"), {layer.name for layer in report.layers})
-    evaluation = report.evaluation
-    assert evaluation is not None
+        evaluation = report.evaluation
+        assert evaluation is not None
+        stored = stored_bytes(Path(folder, evaluation.export), {layer.name for layer in report.layers})
     before, after, difference = evaluation.before.perplexity, evaluation.after.perplexity, evaluation.difference
     assert before is not None
     assert after is not None

@@ -30,6 +30,7 @@ from transformers import AutoTokenizer
 from benchmarks.bits import run, saved_runs, stored_bytes
 from benchmarks.half_precision import copy_in_half_precision
 from rocket_core.calibration.datasets import documents, token_windows
+from rocket_core.engines import ENGINES
 from rocket_core.evaluation import evaluate_text
 from rocket_core.pipeline import ProfileCache
 
@@ -166,7 +167,7 @@ def run_rival(given: argparse.Namespace, rival: Rival, model: Path, bits: int) -
         try:
             python = interpreter(rival, given.environments)
             program = [str(python), str(PROGRAMS / rival.program)]
-            output_of([*program, str(model), str(windows), str(bits), str(GROUP_SIZE), str(out)])
+            output_of([*program, str(model), str(windows), str(bits), str(given.group_size), str(out)])
         except RivalFailedError as error:
             return {"failure": str(error)}
         found = evaluate_text(
@@ -217,6 +218,8 @@ def main() -> None:
     parser.add_argument("--rivals", choices=list(RIVALS), nargs="+", default=list(RIVALS))
     parser.add_argument("--bits", type=int, choices=(8, 4, 3), nargs="+", default=[8, 4, 3])
     parser.add_argument("--preset", choices=("fast", "best"), default="best", help="preset of Rocket")
+    parser.add_argument("--engine", choices=list(ENGINES), default="rocket", help="engine that Rocket compresses for")
+    parser.add_argument("--group-size", type=int, default=32, help="inputs of the rivals that share a scale")
     parser.add_argument("--samples", type=int, default=128, help="calibration windows")
     parser.add_argument("--length", type=int, default=256, help="tokens per window")
     parser.add_argument("--windows", type=int, default=96, help="windows measured")
@@ -229,6 +232,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     name = given.model.resolve().name
     keys = {"model": name, "samples": given.samples, "windows": given.windows}
+    grouped = "" if given.group_size == GROUP_SIZE else f", groups of {given.group_size}"
     file = given.out / "rivals.json"
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -236,7 +240,7 @@ def main() -> None:
         profiles = ProfileCache(Path(scratch, "profiles"))
         for rival_name in given.rivals:
             for bits in given.bits:
-                title = f"{rival_name}, {bits} bits"
+                title = f"{rival_name}, {bits} bits{grouped}"
                 theirs = saved_runs(
                     file, keys, [(title, 0, lambda r=RIVALS[rival_name], b=bits: run_rival(given, r, model, b))]
                 )
@@ -245,8 +249,9 @@ def main() -> None:
                     continue
                 # Rounded up, so that Rocket never has more bytes.
                 ratio = math.ceil(1e6 * (1 - theirs[0]["fraction"])) / 1e6
-                settings = {"preset": given.preset, "budget": "bytes", "ratio": max(0.0, ratio)}
-                ours = f"rocket {given.preset}, bytes of {title}"
+                settings = {"preset": given.preset, "engine": given.engine, "budget": "bytes", "ratio": max(0.0, ratio)}
+                reader = "" if given.engine == "rocket" else f" for {given.engine}"
+                ours = f"rocket {given.preset}{reader}, bytes of {title}"
                 rows += saved_runs(file, keys, [(ours, 0, lambda s=settings: run(given, model, s, 0, profiles))])
     lines = list(table(rows))
     (given.out / "rivals.md").write_text("\n".join(lines) + "\n")

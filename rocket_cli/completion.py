@@ -96,6 +96,6 @@ def _target(job: "Job") -> str:
             return target.text
         case None:
             bits = job.options.get("code_bits")
-            return job.kind if bits is None else f"{bits} bits"
+            return job.kind if job.kind == "profile" else f"{bits} bits"
         case unknown:
             assert_never(unknown)

@@ -27,9 +27,11 @@ class CompressionOptions:
     method: options.Method = None
     code_bits: options.CodeBits = None
     group_size: options.GroupSize = None
+    value_bits: options.ValueBits = None
     objective: options.Objective = None
     budget: options.Budget = None
     storage: options.Storage = None
+    engine: options.Engine = None
     evaluate: options.EvaluateOn = None
     evaluate_samples: options.EvaluateSamples = None
     evaluate_length: options.EvaluateLength = None
@@ -81,10 +83,12 @@ class CompressionOptions:
                 "method": self.method,
                 "code_bits": self.code_bits,
                 "group_size": self.group_size,
+                "value_bits": self.value_bits,
                 "objective": self.objective,
                 "budget": self.budget,
                 "include": self._include(),
                 "storage": self.storage,
+                "engine": self.engine,
             }
         )
 
@@ -152,7 +156,7 @@ class LocalOptions(CompressionOptions):
             **self._method(),
             evaluate=self.evaluation(),
             ignore=tuple(self.ignore or _DEFAULTS.ignore),
-            export=self._exports() or _DEFAULTS.export,
+            **({"export": self._exports()} if self.export else {}),
             device=self.device,
             dtype=self.dtype,
             precision=self.precision,

@@ -10,6 +10,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from rocket_cli import completion
 from rocket_client._defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
+from rocket_core.engines import ENGINES, EngineName
 from rocket_core.report.figures import ERROR_NAMES
 
 
@@ -32,8 +33,10 @@ class ExportChoice(StrEnum):
 
     FACTORED = "factored"
     DENSE = "dense"
+    COMPRESSED_TENSORS = "compressed-tensors"
 
 
+_EXPORTS = ", ".join(ExportChoice)
 _WINDOW_DEFAULT = "1024, or the model's maximum if that is less"
 
 Model = Annotated[
@@ -119,6 +122,16 @@ Preset = Annotated[
         show_default=config.DEFAULT_PRESET,
     ),
 ]
+Engine = Annotated[
+    EngineName | None,
+    typer.Option(
+        "--for",
+        metavar="ENGINE",
+        help=f"What will run the result: {'; '.join(f'{name}, {engine.title}' for name, engine in ENGINES.items())}. "
+        "Decides how layers may be stored, and the exports.",
+        show_default="rocket",
+    ),
+]
 Method = Annotated[
     config.Method | None,
     typer.Option(
@@ -129,19 +142,29 @@ Method = Annotated[
     ),
 ]
 CodeBits = Annotated[
-    int | None,
+    list[int] | None,
     typer.Option(
         metavar="N",
-        help="With --method rtn or gptq: bits of each weight's code, 2, 3, 4, 5, 6 or 8.",
-        show_default="4",
+        help="Bits of a weight's code, 2, 3, 4, 5, 6 or 8: those to choose from with --size, --bits or --budget bytes "
+        "(repeatable; then no layer is entropy coded), or the one of --method rtn or gptq.",
+        show_default="all; 4 for rtn and gptq",
     ),
 ]
 GroupSize = Annotated[
+    list[int] | None,
+    typer.Option(
+        metavar="N",
+        help="Inputs that share a scale, 8, 16, 32, 64, 128, or 0 for all of an output: those to choose from "
+        "(repeatable), or the one of --method rtn or gptq, from 32 on.",
+        show_default="all but 128; 32 for rtn and gptq",
+    ),
+]
+ValueBits = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="With --method rtn or gptq: inputs that share a 16-bit scale, 32, 64, 128, or 0 for all of an output.",
-        show_default="32",
+        help="With --ratio of parameters: bits of each number that is kept, 16, 8 or 4; 8 and 4 round afterwards.",
+        show_default="16",
     ),
 ]
 Budget = Annotated[
@@ -159,11 +182,13 @@ Include = Annotated[
 ]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option(metavar="PATTERN", help="Layers not to compress, such as '*.down_proj'; repeatable."),
+    typer.Option(metavar="PATTERN", help="Layers not to compress, such as '*.down_proj' or lm_head; repeatable."),
 ]
 Export = Annotated[
     list[ExportChoice] | None,
-    typer.Option(metavar="KIND", help="Format to write: factored or dense; repeatable.", show_default="both"),
+    typer.Option(
+        metavar="KIND", help=f"Format to write: {_EXPORTS}; repeatable.", show_default="what the engine reads"
+    ),
 ]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, ...")]
 _DTYPE = typer.Option(
@@ -340,8 +365,6 @@ DownloadFolder = Annotated[
 ]
 DownloadExport = Annotated[
     list[ExportChoice] | None,
-    typer.Option(
-        "--export", metavar="KIND", help="Only this export, factored or dense; repeatable.", show_default="all"
-    ),
+    typer.Option("--export", metavar="KIND", help=f"Only this export: {_EXPORTS}; repeatable.", show_default="all"),
 ]
 JsonResult = Annotated[bool, typer.Option("--json", help="Write the result, or an error, to stdout as JSON.")]

@@ -14,8 +14,8 @@ from rich.text import Text
 from rocket_cli.progress_view import print_line
 from rocket_core.config import SYNTHETIC_DATASET, InputKind
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
-from rocket_core.report.loading_snippet import loading_snippet
 from rocket_core.report.quality import EvaluationReport, quality_rows
+from rocket_core.report.run_commands import run_commands
 from rocket_core.report.schema import CompressionReport, LayerReport
 
 # Wider than any table here: a narrow terminal wraps whole lines, whereas a table that is fitted to it loses columns.
@@ -164,11 +164,14 @@ def _quality_table(evaluation: EvaluationReport) -> Table:
 
 
 def _loading_lines(report: CompressionReport, output: Path) -> Iterable[str]:
-    export = next((export for export in report.exports if export.kind == "factored"), report.exports[0])
-    yield "To load it:"
-    yield ""
-    for line in loading_snippet(report, export.kind, str(output / export.folder)).splitlines():
-        yield f"    {line}".rstrip()
+    made_for = report.settings.reader.exports
+    export = next((export for export in report.exports if export.kind in made_for), report.exports[0])
+    for number, command in enumerate(run_commands(report, export.kind, str(output / export.folder))):
+        yield from [""] * (number > 0)
+        yield f"To {command.purpose[0].lower()}{command.purpose[1:]}:"
+        yield ""
+        for line in command.text.splitlines():
+            yield f"    {line}".rstrip()
 
 
 def _plural(word: str, count: int) -> str:

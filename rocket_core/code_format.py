@@ -9,16 +9,55 @@ from rocket_core.budget import quantized_bytes, scale_bytes
 
 CodeBits = Literal[2, 3, 4, 5, 6, 8]
 ScaleBits = Literal[6, 8, 16]
+GroupSize = Literal[0, 8, 16, 32, 64, 128]
+"""Inputs that share a scale; 0 for all inputs of an output."""
 
 CODE_BITS: tuple[CodeBits, ...] = (2, 3, 4, 5, 6, 8)
 
-# Size of groups and bits of their scales; 0 is a whole output. Small groups with scales of few bits have less error for
-# their bytes than large ones with float16 scales.
-_GROUPS: tuple[tuple[int, ScaleBits], ...] = ((8, 6), (16, 6), (32, 8), (64, 16), (0, 16))
+# Bits of the scales of groups of a size. Small groups with scales of few bits have less error for their bytes than
+# large ones with float16 scales.
+_SCALE_BITS: dict[GroupSize, ScaleBits] = {8: 6, 16: 6, 32: 8, 64: 16, 128: 16, 0: 16}
+_USUAL_GROUPS: tuple[GroupSize, ...] = (8, 16, 32, 64, 0)
+# Aligned codes fill words of so many bits.
+_WORD_BITS = 32
 # Logarithmic steps per octave, by the bits of a scale; for scales in float16 those of their unit.
 _STEPS_PER_OCTAVE: dict[ScaleBits, int] = {6: 6, 8: 12, 16: 1}
 # Units of scales are within this many octaves of 1, so that no weight overflows in float32 and no scale becomes zero.
 _MOST_OCTAVES = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeChoices:
+    """The formats that quantized candidates may have.
+
+    Attributes:
+        bits: bits of a code.
+        group_sizes: inputs that share a scale; None for those that are usual.
+        alone: whether layers may be stored in no other way than as codes or dense.
+        aligned: whether groups fill an output evenly and its codes whole words of 32 bits, and scales are as
+            `CodeFormat.bfloat16_scales` says: what compressed-tensors stores.
+    """
+
+    bits: tuple[CodeBits, ...] = CODE_BITS
+    group_sizes: tuple[GroupSize, ...] | None = None
+    alone: bool = False
+    aligned: bool = False
+
+    def groups(self, d_in: int) -> list[tuple[int, ScaleBits]]:
+        """Return the sizes of groups in a layer, and the bits of their scales.
+
+        A usual size is left out if a layer has less than two groups of it; one that was asked for is the whole output
+        then.
+        """
+        if self.group_sizes is None:
+            return [(size or d_in, _SCALE_BITS[size]) for size in _USUAL_GROUPS if 2 * size <= d_in]
+        whole = (d_in, _SCALE_BITS[0])
+        sizes = [(size, _SCALE_BITS[size]) if 0 < size < d_in else whole for size in self.group_sizes]
+        return [*dict.fromkeys(sizes)]
+
+
+ANY_CODES = CodeChoices()
+"""All formats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,11 +69,14 @@ class CodeFormat:
             side of zero the additional integer is.
         group_size: inputs that share a scale, >= 1; the last group of an output may have fewer.
         scale_bits: bits of a scale: 16 for float16, 6 or 8 for a logarithmic scale.
+        bfloat16_scales: whether scales have a unit of 1 and 8 significant bits, so that bfloat16 represents them as
+            well as float16; only for scales of 16 bits.
     """
 
     bits: CodeBits
     group_size: int
     scale_bits: ScaleBits
+    bfloat16_scales: bool = False
 
     def stored_bytes(self, d_in: int, d_out: int) -> int:
         """Return the bytes on disk of a layer, without its bias."""
@@ -59,23 +101,36 @@ class CodeFormat:
         return _MOST_OCTAVES * self.steps_per_octave
 
 
+def value_format(bits: int) -> CodeFormat:
+    """Return the format of the kept numbers of a layer that are stored in fewer bits afterwards."""
+    width = next(width for width in CODE_BITS if width == bits)
+    return CodeFormat(bits=width, group_size=32, scale_bits=8)
+
+
 def coded_format(d_in: int) -> CodeFormat:
     """Return the format of entropy-coded codes once they are decoded: 8 bits, with one scale for every output."""
     return CodeFormat(bits=8, group_size=d_in, scale_bits=8)
 
 
 @cache
-def formats_for(d_in: int) -> tuple[CodeFormat, ...]:
-    """Return the formats that a layer is profiled with.
+def formats_for(d_in: int, choices: CodeChoices = ANY_CODES) -> tuple[CodeFormat, ...]:
+    """Return the formats that a layer is profiled with; none if they must be aligned and it is too odd.
 
     Args:
         d_in: input features.
+        choices: the formats that it may have.
     """
-    groups = [(size or d_in, scale_bits) for size, scale_bits in _GROUPS if 2 * size <= d_in]
+    if choices.aligned:
+        return tuple(
+            CodeFormat(bits=bits, group_size=size, scale_bits=16, bfloat16_scales=True)
+            for bits in choices.bits
+            for size, _ in choices.groups(d_in)
+            if d_in % size == 0 and d_in * bits % _WORD_BITS == 0
+        )
     return tuple(
         CodeFormat(bits=bits, group_size=size, scale_bits=scale_bits)
-        for bits in CODE_BITS
-        for size, scale_bits in groups
+        for bits in choices.bits
+        for size, scale_bits in choices.groups(d_in)
     )
 
 
@@ -98,6 +153,6 @@ def formats_beside_coded(d_in: int, d_out: int) -> tuple[CodeFormat, ...]:
     )
 
 
-def fewest_bytes(d_in: int, d_out: int) -> int:
-    """Return the bytes of a layer in the smallest of these formats."""
-    return min(code_format.stored_bytes(d_in, d_out) for code_format in formats_for(d_in))
+def fewest_bytes(d_in: int, d_out: int, choices: CodeChoices = ANY_CODES) -> int | None:
+    """Return the bytes of a layer in the smallest of these formats; None if it has none."""
+    return min((code_format.stored_bytes(d_in, d_out) for code_format in formats_for(d_in, choices)), default=None)

@@ -1,12 +1,14 @@
 """Compression settings. Every value is validated here and nowhere else."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 
-from rocket_core.code_format import CodeBits
+from rocket_core.code_format import CodeBits, CodeChoices, GroupSize
+from rocket_core.engines import ENGINES, ROCKET, Engine, EngineName, ExportKind, Kind
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
 from rocket_core.target import BitsPerWeight, ByBytes, ByFormat, ByRatio, Target, target_of
@@ -15,12 +17,10 @@ Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", 
 Preset = Literal["paper", "fast", "best"]
 Objective = Literal["weight", "whitened", "fisher"]
 BudgetUnit = Literal["parameters", "bytes"]
-GroupSize = Literal[0, 32, 64, 128]
-Kind = Literal["low_rank", "factored", "shared", "sparse", "quantized", "entropy_coded"]
 Storage = Literal["file", "memory"]
+ValueBits = Literal[4, 8, 16]
 Sparsification = Literal["two-stage", "per-row", "global"]
 WeightMetric = Literal["frobenius", "l1", "cosine", "spectral"]
-ExportKind = Literal["factored", "dense"]
 StorageDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Precision = Literal["float32", "float64"]
 InputKind = Literal["text", "images", "audio"]
@@ -60,7 +60,7 @@ SYNTHETIC_DATASET = "synthetic"
 PROFILE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 15))
 PROFILE_RANK_NNZ_RATIOS = tuple(round(1.0 + 0.1 * step, 1) for step in range(21))
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[Kind, ...] = ROCKET.kinds
 """All kinds."""
 
 DEFAULT_PRESET: Preset = "fast"
@@ -108,10 +108,11 @@ ONE_FORMAT_METHODS: frozenset[str] = frozenset({"rtn", "gptq"})
 """Methods that store every layer in one format, which decides the size: they take no other target."""
 TARGETS_IN_BYTES: frozenset[str] = frozenset({"target_bytes", "bits"})
 """Members for a target with which the budget counts bytes."""
+_ONE_FORMAT_GROUPS: frozenset[GroupSize] = frozenset({0, 32, 64, 128})
 _ONE_FORMAT: Mapping[str, Any] = MappingProxyType({"budget": "bytes", "code_bits": 4, "group_size": 32})
 
 SETTINGS_NOT_IN_PROFILE = frozenset(
-    {"ratio", "target_bytes", "bits", "preset", "cap_slack", "export", "max_shard_bytes"}
+    {"ratio", "target_bytes", "bits", "preset", "cap_slack", "export", "max_shard_bytes", "value_bits"}
 )
 """Settings that a layer's profile does not depend on. All others do, and new settings are assumed to."""
 
@@ -187,6 +188,29 @@ class EvaluationConfig(FrozenModel):
         return self
 
 
+def _as_list(value: Any) -> Any:
+    return value if value is None or isinstance(value, list | tuple) else (value,)
+
+
+def _as_sent(values: Sequence[int]) -> int | tuple[int, ...]:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+# In Python always tuples. In JSON a single number is not in a list, as before several could be given.
+_CodeBits = Annotated[
+    tuple[CodeBits, ...],
+    Field(min_length=1),
+    BeforeValidator(_as_list, json_schema_input_type=CodeBits | tuple[CodeBits, ...]),
+    PlainSerializer(_as_sent, return_type=CodeBits | tuple[CodeBits, ...]),
+]
+_GroupSizes = Annotated[
+    tuple[GroupSize, ...],
+    Field(min_length=1),
+    BeforeValidator(_as_list, json_schema_input_type=GroupSize | tuple[GroupSize, ...]),
+    PlainSerializer(_as_sent, return_type=GroupSize | tuple[GroupSize, ...]),
+]
+
+
 class MethodOptions(FrozenModel):
     """How to compress: the settings that a client of the service may choose as well."""
 
@@ -201,13 +225,21 @@ class MethodOptions(FrozenModel):
     minutes for each layer), or `rtn` and `gptq`, which quantize every layer to `code_bits` instead of taking
     another target (less time than `paper`); see `rocket_core.methods`.
     """
-    code_bits: CodeBits | None = None
-    """bits of a code, for the methods `rtn` and `gptq` only: 2, 3, 4, 5, 6 or 8; null (default) takes
-    4. Costs nothing.
+    code_bits: _CodeBits | None = None
+    """bits of a code in quantized layers: 2, 3, 4, 5, 6 or 8, or a list of them. The methods `rtn` and `gptq` take one;
+    null (default) is 4. With `rocket` it is what the knapsack may choose from where the budget counts bytes; null
+    (default) is all, and if given no layer is entropy coded. A shorter list costs less time to profile.
     """
-    group_size: GroupSize | None = None
-    """inputs of an output that share a 16-bit scale, for the methods `rtn` and `gptq` only: 32, 64, 128, or 0 for all;
-    null (default) takes 32. Smaller groups have less error and cost 16 / `group_size` bits for each weight.
+    group_size: _GroupSizes | None = None
+    """inputs of an output that share a scale in quantized layers: 8, 16, 32, 64, 128, or 0 for all of an output, or a
+    list of them. The methods `rtn` and `gptq` take one of 0 and 32 to 128, with 16-bit scales; null (default) is 32.
+    With `rocket` it is what the knapsack may choose from, as for `code_bits`; null (default) is all but 128, and a
+    size that a layer has less inputs than is 0. Smaller groups have less error and cost more bytes.
+    """
+    engine: EngineName = "rocket"
+    """program that will run the result: `rocket` (default) is `transformers` with `rocket_core.hf`, which reads every
+    kind; for `vllm` layers are quantized in formats that it reads, the budget counts bytes, and the artifact is one
+    of compressed-tensors. Costs nothing.
     """
     objective: Objective = "fisher"
     """error that the knapsack sums over layers: `weight` (the paper: relative error in the original space, under a cap
@@ -233,11 +265,18 @@ class MethodOptions(FrozenModel):
     which has about three quarters of the error at equal bytes but takes 8 bits per weight in memory; or `memory`, where
     no layer is. Costs nothing.
     """
+    value_bits: ValueBits = 16
+    """bits of each number that a compressed layer keeps (coefficients, atoms, sparse weights), where the budget counts
+    parameters: 16 (default) stores them in the model's dtype, 8 and 4 round them afterwards to integer codes with a
+    scale of 8 bits for every 32. Layers that stay dense are not rounded. Costs little time, and error that the profile
+    does not predict.
+    """
     ignore: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)], ...], Field(max_length=MAX_PATTERNS)
     ] = ()
-    """glob patterns of layer names that stay dense, none by default; each must match at least one compressible layer.
-    At most 256 patterns of at most 256 characters. Saves the time of each ignored layer.
+    """glob patterns of layer names that stay dense, none by default; each must match at least one compressible layer,
+    or the token embedding or head, which the last part of their name suffices for: `lm_head`, `embed_tokens`. A tied
+    one is ignored by either name. At most 256 patterns of at most 256 characters. Saves the time of each ignored layer.
     """
     include: tuple[Literal["embeddings"], ...] | None = None
     """what may be quantized in addition to the layers in blocks: `embeddings` for the token embedding and the head,
@@ -245,8 +284,11 @@ class MethodOptions(FrozenModel):
     the layers in blocks, unless embeddings are named here. Never where the budget counts parameters. They are profiled
     either way if a profile counts bytes, which costs about as much as one more layer in a block for each.
     """
-    export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ("factored", "dense")
-    """artifacts to write, both by default; each costs disk space."""
+    export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ROCKET.exports
+    """artifacts to write: `factored` (every layer as it is stored), `dense` (stock names and shapes, as large as the
+    original) or, for the engine vllm, `compressed-tensors`. By default the first two, or for another engine what it
+    reads; each costs disk space.
+    """
     dtype: StorageDtype = "auto"
     """dtype in which the model is stored; `auto` (default) is the checkpoint's own. It also runs in this dtype, but on
     a CPU in float32 instead of float16, and instead of bfloat16 unless the CPU multiplies bfloat16 matrices itself.
@@ -339,7 +381,8 @@ class CompressionConfig(MethodOptions):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "CompressionConfig":
-        for name, values in (("export", self.export), ("kinds", self.kinds), ("include", self.include or ())):
+        for name in ("export", "kinds", "include", "code_bits", "group_size"):
+            values = getattr(self, name) or ()
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} has the same entry twice; name each once")
         if self.objective == "weight" and "shared" in self.kinds:
@@ -348,24 +391,60 @@ class CompressionConfig(MethodOptions):
             raise ValueError("column_weights need the sensitivities of objective fisher")
         if self.include and not self.profiles_tables:
             raise ValueError("include embeddings: they are quantized, which needs kind quantized and budget bytes")
+        if self.rounds_values and self.budget != "parameters":
+            raise ValueError(
+                "value_bits are for budget parameters; where the budget counts bytes, the bits of each layer are "
+                "chosen from code_bits: leave value_bits out"
+            )
         if self.metric != "frobenius" and self.objective != "weight":
             raise ValueError("metric is what objective weight measures; leave it out, or take that objective")
         if self.stores_one_format:
             self._check_format()
         else:
             self._check_target()
+        self._check_engine()
         return self
 
+    def _check_engine(self) -> None:
+        engine = self.reader
+        unreadable = [kind for kind in self.export if kind not in engine.readable]
+        if unreadable:
+            raise ValueError(
+                f"engine {engine.name} does not read export {unreadable[0]}; take {' or '.join(engine.readable)}, or "
+                "another engine"
+            )
+        if engine is ROCKET:
+            return
+        if self.budget != "bytes":
+            raise ValueError(f"engine {engine.name} reads quantized layers, so that the budget must count bytes")
+        if self.method != "rocket":
+            raise ValueError(f"method {self.method} makes layers that engine {engine.name} does not read; take rocket")
+        if not set(self.kinds) <= set(engine.kinds):
+            unread = ", ".join(kind for kind in self.kinds if kind not in engine.kinds)
+            raise ValueError(f"engine {engine.name} does not read {unread}; kinds may be {', '.join(engine.kinds)}")
+        for name, asked, known in (
+            ("code_bits", self.code_bits, engine.codes.bits),
+            ("group_size", self.group_size, engine.codes.group_sizes),
+        ):
+            if not set(asked or ()) <= set(known or ()):
+                raise ValueError(f"engine {engine.name} reads {name} of {', '.join(map(str, known or ()))} only")
+        if self.include and not engine.tables:
+            raise ValueError(f"engine {engine.name} does not read quantized embeddings; leave include out")
+
     def _check_target(self) -> None:
-        if self.code_bits is not None or self.group_size is not None:
-            raise ValueError("code_bits and group_size are for the methods rtn and gptq; leave them out")
+        if self._limits_codes and not (self.quantizes and "quantized" in self.kinds):
+            raise ValueError(
+                "code_bits and group_size are for the methods rtn and gptq, or for method rocket with kind quantized "
+                "and a size, bits per weight or budget bytes; leave them out"
+            )
         target = self.target
         if not isinstance(target, ByRatio) and self.method != "rocket":
             raise ValueError(
                 f"method {self.method} compresses every layer at one ratio and allocates nothing: give that"
             )
-        if isinstance(target, ByBytes) and "factored" not in self.export:
-            raise ValueError("target_bytes is a size of the factored artifact; export that")
+        sized = self.reader.exports[0]
+        if isinstance(target, ByBytes) and sized not in self.export:
+            raise ValueError(f"target_bytes is a size of the {sized} artifact; export that")
 
     def _check_format(self) -> None:
         if any(value is not None for value in (self.ratio, self.target_bytes, self.bits)):
@@ -375,6 +454,13 @@ class CompressionConfig(MethodOptions):
             )
         if self.budget != "bytes":
             raise ValueError(f"method {self.method} removes bytes and keeps all parameters; budget must be bytes")
+        sizes = self.group_size or ()
+        if len(self.code_bits or ()) != 1 or len(sizes) != 1:
+            raise ValueError(
+                f"method {self.method} stores every layer in one format: give one of code_bits and group_size"
+            )
+        if sizes[0] not in _ONE_FORMAT_GROUPS:
+            raise ValueError(f"group_size: Input should be 0, 32, 64 or 128 for the method {self.method}")
 
     @property
     def stores_one_format(self) -> bool:
@@ -384,9 +470,14 @@ class CompressionConfig(MethodOptions):
     @property
     def target(self) -> Target | None:
         """The target; None if layers are only to be profiled."""
-        if self.code_bits is not None and self.group_size is not None:
-            return ByFormat(bits=self.code_bits, group_size=self.group_size)
+        if self.stores_one_format and self.code_bits and self.group_size:
+            return ByFormat(bits=self.code_bits[0], group_size=self.group_size[0])
         return target_of(self.ratio, self.target_bytes, self.bits)
+
+    @property
+    def reader(self) -> Engine:
+        """The engine that will run the result."""
+        return ENGINES[self.engine]
 
     @property
     def quantizes(self) -> bool:
@@ -395,13 +486,33 @@ class CompressionConfig(MethodOptions):
 
     @property
     def entropy_codes(self) -> bool:
-        """Whether layers may be entropy coded, if the budget counts bytes."""
-        return self.storage == "file" and "entropy_coded" in self.kinds
+        """Whether layers may be entropy coded, if the budget counts bytes; their codes have no fixed bits or groups."""
+        return self.storage == "file" and "entropy_coded" in self.kinds and not self._limits_codes
+
+    @property
+    def code_choices(self) -> CodeChoices:
+        """The formats that quantized candidates may have."""
+        readable = self.reader.codes
+        return replace(
+            readable,
+            bits=self.code_bits or readable.bits,
+            group_sizes=readable.group_sizes if self.group_size is None else self.group_size,
+            alone={"quantized", "entropy_coded"}.issuperset(self.kinds),
+        )
+
+    @property
+    def _limits_codes(self) -> bool:
+        return self.code_bits is not None or self.group_size is not None
+
+    @property
+    def rounds_values(self) -> bool:
+        """Whether the numbers that layers keep are rounded."""
+        return self.value_bits < 16
 
     @property
     def profiles_tables(self) -> bool:
         """Whether the token embedding and the head are profiled, because some target may quantize them."""
-        return self.quantizes and "quantized" in self.kinds and self.include != ()
+        return self.quantizes and "quantized" in self.kinds and self.include != () and self.reader.tables
 
     @property
     def ratio_counts_tables(self) -> bool:
@@ -438,11 +549,15 @@ def with_preset(settings: Any) -> Any:
     if chosen is None:
         return settings
     yielding: dict[str, Any] = {}
+    engine = next((known for name, known in ENGINES.items() if name == settings.get("engine")), ROCKET)
+    if engine is not ROCKET:
+        yielding |= {"kinds": engine.kinds, "export": engine.exports, "budget": "bytes"}
     objective = settings.get("objective", chosen["objective"])
     if objective != "fisher":
         yielding["column_weights"] = False
     if objective == "weight":
-        yielding["kinds"] = tuple(kind for kind in chosen["kinds"] if kind != "shared")
+        kinds = yielding.get("kinds", chosen["kinds"])
+        yielding["kinds"] = tuple(kind for kind in kinds if kind != "shared")
     if any(settings.get("method") == name for name in ONE_FORMAT_METHODS):
         nulls = {name for name in ("code_bits", "group_size") if settings.get(name) is None}
         settings = {**_ONE_FORMAT, **{name: value for name, value in settings.items() if name not in nulls}}

@@ -12,12 +12,14 @@ from pathlib import Path
 for _name in [name for name in os.environ if name.startswith(("AWS_", "HF_", "PG", "ROCKET_", "TRANSFORMERS_"))]:
     del os.environ[_name]
 
+import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from app.shared.database import upgrade  # noqa: E402
 from app.shared.logging import StructuredFormatter  # noqa: E402
+from tests.sampling import sweep  # noqa: E402
 from tests.servers import MissingServerError, Postgres, Redis  # noqa: E402
 
 # For `make soak`: more random examples.
@@ -31,6 +33,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # In these folders, files with few tests take longest: started last, they would leave all but one core idle.
 LONG = ("tests/e2e/", "tests/docs/", "tests/examples/", "tests/rocket_core/pipeline/", "tests/worker/")
 
+# Whole runs in which the shapes of tensors are checked. Others repeat the same calls thousands of times, and would take
+# half as long again; functions are checked in their own tests, and `make soak` checks its cases as well.
+CHECKED = (
+    "tests/rocket_core/pipeline/test_artifacts",
+    "tests/rocket_core/pipeline/test_families.py",
+    "tests/rocket_core/pipeline/test_quantized.py",
+)
 
 # What `make test` also leaves out: clients and their servers, processes, and searches through many random inputs.
 SLOW = (
@@ -75,6 +84,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Check the shapes of tensors, before any fixture, unless the test repeats what others check."""
+    repeats = item.nodeid.startswith(LONG) and not item.nodeid.startswith(CHECKED)
+    jaxtyping.config.update("jaxtyping_disable", repeats and item.get_closest_marker("soak") is None)
+
+
 def pytest_collection_finish():
     """Exclude all modules and tests from the garbage collector's repeated scans."""
     gc.collect()
@@ -83,7 +99,8 @@ def pytest_collection_finish():
 
 def pytest_configure(config):
     config.addinivalue_line(
-        "markers", "databases(*kinds): which of sqlite and postgres a test runs on, if not on sqlite alone"
+        "markers",
+        "databases(*kinds, soak=()): which of sqlite and postgres a test runs on, if not on sqlite alone",
     )
 
 
@@ -91,7 +108,8 @@ def pytest_generate_tests(metafunc):
     """Run a test once on each kind of database named by the nearest mark of it, its class or its module."""
     if "database_kind" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("databases")
-        metafunc.parametrize("database_kind", mark.args if mark else ("sqlite",))
+        kept, others = (mark.args, mark.kwargs.get("soak", ())) if mark else (("sqlite",), ())
+        metafunc.parametrize("database_kind", sweep(kept, soak=others))
 
 
 @pytest.fixture(scope="session", autouse=True)

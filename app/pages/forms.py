@@ -23,6 +23,8 @@ _FIELDS = {
     "options.preset": "preset",
     "options.ignore": "ignore",
     "options.export": "export",
+    "options.include": "include",
+    "options.engine": "engine",
     "target_bytes": "size",
     "evaluate.dataset": "evaluate_dataset",
 }
@@ -104,8 +106,12 @@ def _counts_bytes(fields: Fields) -> bool:
 
 def _common(fields: Fields) -> dict[str, Any]:
     options: dict[str, Any] = {"preset": fields.get("preset") or "fast"}
+    if fields.get("engine"):
+        options["engine"] = fields["engine"]
     if fields.get("ignore"):
         options["ignore"] = fields["ignore"].replace(",", " ").split()
+    if fields.get("include"):
+        options["include"] = [] if fields["include"] == "none" else [fields["include"]]
     if fields.get("export", "both") != "both":
         options["export"] = [fields["export"]]
     calibration = {name: fields[name] for name in ("dataset", "samples", "sequence_length", "seed") if fields.get(name)}

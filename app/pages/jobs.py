@@ -191,8 +191,9 @@ def _frontier(context: Context, owner: str, profile_id: str | None, report: Comp
         predictor, points = profiles.get_frontier(context, owner, profile_id)
     except ProfileNotFoundError:
         return None
-    marked = None
+    marked, error = None, None
     if report is not None:
+        error = report.allocation.total_error
         others = predictor.profile.bytes_beside(len(report.layers))
         marked = others + sum(layer.stored_bytes for layer in report.layers)
-    return frontier_of(predictor, points, marked_bytes=marked)
+    return frontier_of(predictor, points, marked_bytes=marked, marked_error=error)

@@ -31,6 +31,7 @@ from app.shared.errors import AppError, ProfileNotFoundError
 from app.shared.models import Profile
 from app.shared.repositories.audit import Actor
 from app.shared.requests import QUEUES, UPLOAD, JobRequest
+from rocket_core.engines import ENGINES
 from rocket_core.errors import InfeasibleBudgetError, RocketError
 from rocket_core.report.figures import Figure, predicted_map
 
@@ -43,12 +44,25 @@ _DEFAULTS = {
     "preset": "fast",
     "target": "size",
     "ratio": "0.3",
+    "engine": "rocket",
     "export": "both",
 }
 # Fields that the address may prefill, so that a job can be repeated with another ratio.
 _PREFILLED = (
     *_DEFAULTS,
-    *("model_id", "revision", "sequence_length", "seed", "size", "bits", "ignore", "queue", "label", "evaluate"),
+    *(
+        "model_id",
+        "revision",
+        "sequence_length",
+        "seed",
+        "size",
+        "bits",
+        "ignore",
+        "include",
+        "queue",
+        "label",
+        "evaluate",
+    ),
     "evaluate_dataset",
 )
 
@@ -163,6 +177,7 @@ def _form(
         models=catalog.list_models(context.settings),
         datasets=[*catalog.list_calibrations(context.settings), *own],
         queues=QUEUES,
+        engines=tuple(ENGINES.values()),
         form=secrets.token_urlsafe(16),
     )
 
@@ -191,14 +206,18 @@ def _predict(context: Context, owner: str, request: JobRequest, estimate: Estima
             predicted = profiles.allocate(context, owner, profile.id, request.target)
     except InfeasibleBudgetError as error:
         refusal, nearest = str(error), error.nearest_ratio
-    marked = None if predicted is None else predicted.model_bytes
     return Preview(
         estimate=estimate,
         profile=profile,
         predicted=predicted,
         refusal=refusal,
         suggestion=nearest,
-        frontier=frontier_of(predictor, points, marked_bytes=marked),
+        frontier=frontier_of(
+            predictor,
+            points,
+            marked_bytes=None if predicted is None else predicted.model_bytes,
+            marked_error=None if predicted is None else predicted.allocation.total_error,
+        ),
         allocation=None if predicted is None else predicted_map(predictor.chosen(predicted.allocation)),
         lacks_target=request.target is None,
     )

@@ -1,8 +1,8 @@
-"""`/ui/profiles`: predicted sizes and errors of models at any ratio."""
+"""`/ui/profiles`: predicted sizes and errors of models."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from app.api.dependencies import ActorDep, ContextDep, OwnerDep
@@ -14,19 +14,16 @@ from app.pages.forms import FieldsDep
 from app.pages.frontier_figure import frontier_of
 from app.pages.jobs import figure_data
 from app.pages.rendering import redirect, render
+from app.pages.what_if import Question, QuestionDep, WhatIf
 from app.services import profiles
 from app.services.context import Context
 from rocket_core.errors import InfeasibleBudgetError
 from rocket_core.report.figures import Figure, predicted_map
-from rocket_core.target import ByRatio
 
 router = APIRouter(include_in_schema=False)
 
 _PROFILES = f"{PAGES}/profiles"
 _PAGE = 50
-_FIRST_RATIO = 0.3
-
-Ratio = Annotated[float, Query(ge=0, lt=1)]
 
 
 @router.get(_PROFILES)
@@ -44,29 +41,29 @@ def show_profiles(
 
 @router.get(f"{_PROFILES}/{{profile_id}}")
 def show_profile(
-    request: Request, profile_id: ProfileId, context: ContextDep, owner: OwnerDep, ratio: Ratio = _FIRST_RATIO
+    request: Request, profile_id: ProfileId, context: ContextDep, owner: OwnerDep, question: QuestionDep
 ) -> Response:
-    """Show the frontier of a model, and the prediction for one ratio."""
+    """Show the frontier of a model, and the prediction for one size, number of bits per weight, or ratio."""
     profile = profile_view(profiles.get_profile(context, owner, profile_id))
-    ratio = min(ratio, profile.reachable_ratio)
-    return render(request, "profile.html.j2", profile=profile, **_what_if(context, owner, profile_id, ratio))
+    values = _what_if(context, owner, profile_id, question, within_reach=True)
+    return render(request, "profile.html.j2", profile=profile, **values)
 
 
 @router.get(f"{_PROFILES}/{{profile_id}}/what-if")
 def show_what_if(
-    request: Request, profile_id: ProfileId, context: ContextDep, owner: OwnerDep, ratio: Ratio
+    request: Request, profile_id: ProfileId, context: ContextDep, owner: OwnerDep, question: QuestionDep
 ) -> Response:
-    """Show the prediction for one ratio."""
+    """Show the prediction only."""
     profile = profile_view(profiles.get_profile(context, owner, profile_id))
-    return render(request, "what_if.html.j2", profile=profile, **_what_if(context, owner, profile_id, ratio))
+    return render(request, "what_if.html.j2", profile=profile, **_what_if(context, owner, profile_id, question))
 
 
 @router.get(f"{_PROFILES}/{{profile_id}}/figures/{{name}}")
 def show_figure_data(
-    profile_id: ProfileId, name: str, context: ContextDep, owner: OwnerDep, ratio: Ratio = _FIRST_RATIO
+    profile_id: ProfileId, name: str, context: ContextDep, owner: OwnerDep, question: QuestionDep
 ) -> Response:
     """Return the data of a figure, as JSON or CSV."""
-    values = _what_if(context, owner, profile_id, ratio)
+    values = _what_if(context, owner, profile_id, question)
     figures = {figure.name: figure for figure in values.values() if isinstance(figure, Figure)}
     stem, _, suffix = name.rpartition(".")
     return figure_data(figures.get(stem), suffix)
@@ -82,28 +79,33 @@ def delete(
     return redirect(request, _PROFILES)
 
 
-def _what_if(context: Context, owner: str, profile_id: str, ratio: float) -> dict[str, Any]:
+def _what_if(
+    context: Context, owner: str, profile_id: str, question: Question, *, within_reach: bool = False
+) -> dict[str, Any]:
     predictor, points = profiles.get_frontier(context, owner, profile_id)
     model = predictor.profile
-    refusal, size, error, allocation = None, None, None, None
+    asked = WhatIf(predictor, question, within_reach=within_reach)
+    refusal, predicted, allocation = None, None, None
     try:
-        predicted = profiles.allocate(context, owner, profile_id, ByRatio(ratio=ratio))
+        predicted = profiles.allocate(context, owner, profile_id, asked.target)
     except InfeasibleBudgetError as infeasible:
         refusal = str(infeasible)
     else:
-        size = predicted.model_bytes
-        error = predicted.allocation.total_error
         allocation = predicted_map(predictor.chosen(predicted.allocation))
     return {
-        "ratio": ratio,
+        "asked": asked,
         "refusal": refusal,
-        "size": size,
+        "predicted": predicted,
         "dense_bytes": model.dense_bytes,
-        "error": error,
         "objective": model.objective,
         "allocation": allocation,
-        "frontier": frontier_of(predictor, points, marked_bytes=size),
+        "frontier": frontier_of(
+            predictor,
+            points,
+            marked_bytes=None if predicted is None else predicted.model_bytes,
+            marked_error=None if predicted is None else predicted.allocation.total_error,
+        ),
         "links": {
-            kind: f"{_PROFILES}/{profile_id}/figures/%s.{kind.lower()}?ratio={ratio}" for kind in ("JSON", "CSV")
+            kind: f"{_PROFILES}/{profile_id}/figures/%s.{kind.lower()}?{asked.query}" for kind in ("JSON", "CSV")
         },
     }

@@ -169,7 +169,9 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
     )
     footprint = _with_evaluation(estimate_footprint(model, work), model, request, inspected)
     only = config.target if isinstance(config.target, ByFormat) else None
-    reach = reach_of_model(model, quantizes=config.quantizes, only=only, tables=config.decides_tables)
+    reach = reach_of_model(
+        model, quantizes=config.quantizes, only=only, tables=config.decides_tables, codes=config.code_choices
+    )
     # Without a target, the bounds are those of the dense model.
     ratio = 0.0 if config.target is None else reach.check(config.target)
     return Figures(

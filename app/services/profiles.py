@@ -9,6 +9,7 @@ from app.shared.models import Profile
 from app.shared.repositories import audit, profiles
 from app.shared.repositories.audit import Action, Actor
 from app.shared.requests import JobRequest
+from rocket_core.budget import bits_per_weight
 from rocket_core.config import SETTINGS_NOT_IN_PROFILE
 from rocket_core.target import ByError, Target
 
@@ -37,6 +38,13 @@ class Predicted:
         """Bytes that all weights of the model would take."""
         others = self.predictor.profile.bytes_beside(len(self.chosen))
         return others + sum(candidate.stored_bytes for _, candidate in self.chosen)
+
+    @property
+    def bits(self) -> float:
+        """Stored bits for each weight of the layers in blocks."""
+        profile = self.predictor.profile
+        stored = sum(candidate.stored_bytes for _, candidate in self.chosen[: len(profile.layers)])
+        return bits_per_weight(profile.compressible_parameters, 1, stored)
 
 
 def list_profiles(context: Context, owner: str, *, after: str | None, limit: int) -> tuple[Sequence[Profile], bool]:

@@ -263,8 +263,9 @@ class JobRequest(_Stored):
         newer["options"] = {
             name for name in ("code_bits", "group_size", "include") if getattr(self.options, name) is None
         }
-        if self.options.storage == "file":
-            newer["options"].add("storage")
+        for name, default in (("storage", "file"), ("engine", "rocket"), ("value_bits", 16)):
+            if getattr(self.options, name) == default:
+                newer["options"].add(name)
         return hashlib.sha256(self.model_dump_json(exclude=newer).encode()).hexdigest()
 
 

@@ -121,7 +121,7 @@ def _target(job: Job) -> str:
             return f"≤ {bits:.15g} bits"
         case None:
             code_bits = job.options.get("code_bits")
-            return job.kind if code_bits is None else f"{code_bits} bits"
+            return job.kind if job.kind == "profile" else f"{code_bits} bits"
         case unknown:
             assert_never(unknown)
 

@@ -91,12 +91,15 @@ def price(profiles: Sequence[LayerProfile], budget_unit: BudgetUnit, objective: 
     return priced
 
 
-def build_items(profiles: Sequence[LayerProfile], priced: Sequence[Priced]) -> list[Item]:
+def build_items(
+    profiles: Sequence[LayerProfile], priced: Sequence[Priced], *, one_format_per_input: bool = False
+) -> list[Item]:
     """Return the items in the order of their first layers.
 
     Args:
         profiles: all layers.
         priced: costs and errors of each layer's choices.
+        one_format_per_input: whether the layers of an input group must be stored in the same way.
     """
     members: dict[str, list[int]] = {}
     for index, profile in enumerate(profiles):
@@ -105,7 +108,10 @@ def build_items(profiles: Sequence[LayerProfile], priced: Sequence[Priced]) -> l
     items = []
     for index, profile in enumerate(profiles):
         group = members[profile.input_group]
-        if profile.input_group not in sharing:
+        if one_format_per_input:
+            if group[0] == index:
+                items.append(_agreeing(group, profiles, priced))
+        elif profile.input_group not in sharing:
             items.append(_own(index, profile, priced[index]))
         elif group[0] == index:
             combined = _combined([_own(member, profiles[member], priced[member]) for member in group])
@@ -145,6 +151,21 @@ def _own(index: int, profile: LayerProfile, priced: Priced) -> Item:
         errors=priced.errors[:own],
         choices=np.arange(own)[:, None],
     )
+
+
+def _agreeing(group: Sequence[int], profiles: Sequence[LayerProfile], priced: Sequence[Priced]) -> Item:
+    """Return one item whose options store all layers of a group in the same way; dense is one that all have."""
+    places = [{_way(candidate): place for place, candidate in enumerate(profiles[index].candidates)} for index in group]
+    common = [way for way in places[0] if all(way in others for others in places)]
+    choices = np.array([[own[way] for own in places] for way in common], dtype=np.int64)
+    columns = list(enumerate(group))
+    costs = np.stack([priced[index].costs[choices[:, column]] for column, index in columns])
+    errors = np.stack([priced[index].errors[choices[:, column]] for column, index in columns])
+    return _undominated(Item(layers=tuple(group), costs=costs.sum(axis=0), errors=errors.sum(axis=0), choices=choices))
+
+
+def _way(candidate: Candidate) -> tuple[object, ...]:
+    return candidate.kind, candidate.bits, candidate.group_size, candidate.scale_bits
 
 
 def _combined(items: Sequence[Item]) -> Item:

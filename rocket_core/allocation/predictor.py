@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 from rocket_core.allocation import Allocation, Allocator, chosen
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import BudgetUnit, Objective
+from rocket_core.reachability import Reach
 from rocket_core.schema import FrozenModel
 from rocket_core.target import ByBits, ByBytes, ByError, ByFormat, ByRatio, Target
 
@@ -52,6 +53,8 @@ class ModelProfile(FrozenModel):
     """profiles of token embedding and head, where they may be quantized."""
     ratio_counts_tables: bool = False
     """whether a ratio is one of layers and tables together; a size always is."""
+    one_format_per_input: bool = False
+    """see `Engine.one_format_per_input`."""
 
     @property
     def compressible_parameters(self) -> int:
@@ -100,6 +103,16 @@ class Predictor:
         """Largest ratio that can be reached."""
         return self._allocator.reachable_ratio
 
+    @property
+    def smallest_bytes(self) -> int:
+        """Bytes of the smallest artifact that can be reached."""
+        return self._reach_of_sizes().model_bytes
+
+    @property
+    def fewest_bits(self) -> float:
+        """Fewest bits per weight that the layers can be stored in, rounded up to hundredths."""
+        return self._counting_bytes(self.profile.layers_for(ByBits(bits=1.0))).reach.bits
+
     def allocate(self, target: Target | ByError) -> Allocation:
         """Return the allocation for a ratio, a size, bits per weight or an error bound.
 
@@ -142,10 +155,8 @@ class Predictor:
             InfeasibleBudgetError: no choice of candidates is small enough.
         """
         target = ByBytes(target_bytes=size)
-        layers = self.profile.layers_for(target)
-        allocator = self._counting_bytes(layers)
-        reach = replace(allocator.reach, other_bytes=self.profile.bytes_beside(len(layers)))
-        return allocator.allocate(reach.check(target))
+        allocator = self._counting_bytes(self.profile.layers_for(target))
+        return allocator.allocate(self._reach_of_sizes().check(target))
 
     def within_bits(self, bits: float) -> Allocation:
         """Return the best allocation whose layers take at most the given number of bits per weight.
@@ -181,6 +192,10 @@ class Predictor:
         layers = (*self.profile.layers, *self.profile.tables)[: len(allocation.choices)]
         return chosen(layers, allocation, itemsize=self.profile.itemsize)
 
+    def _reach_of_sizes(self) -> Reach:
+        layers = self.profile.layers_for(ByBytes(target_bytes=1))
+        return replace(self._counting_bytes(layers).reach, other_bytes=self.profile.bytes_beside(len(layers)))
+
     def _counting_bytes(self, layers: tuple[LayerProfile, ...]) -> Allocator:
         known = self._by_bytes.get(len(layers))
         if known is None:
@@ -196,4 +211,5 @@ class Predictor:
             cap_slack=profile.cap_slack,
             budget_unit=budget_unit,
             itemsize=profile.itemsize,
+            one_format_per_input=profile.one_format_per_input,
         )

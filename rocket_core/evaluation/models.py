@@ -35,6 +35,7 @@ from rocket_core.inspection.hub import offline
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
 from rocket_core.inspection.safetensors_headers import local_weight_files, read_header, sum_summaries, summarize
+from rocket_core.layers import QUANT_METHOD
 from rocket_core.models.architecture import named_class, named_classes
 from rocket_core.models.pretrained import check_settings, interpreting, load_config, load_tokenizer
 from rocket_core.system.devices import compute_dtype
@@ -103,11 +104,13 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
     files = local_weight_files(folder.path, str(folder.path))
     weights = sum_summaries((summarize(read_header(file, str(file))) for file in files), str(folder.path))
     config = copy.deepcopy(folder.config)
-    if getattr(config, "quantization_config", None) is not None:
-        # Many tokens at once are fastest with the dense weight, which is the same on every device.
-        config.quantization_config = {"keep_packed": False} | config.quantization_config
-        # The table of embeddings may be stored as codes, several to a byte.
-        weights = replace(weights, largest_tensor=weights.largest_tensor * 8 // min(CODE_BITS))
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is not None:
+        if quantization.get("quant_method") == QUANT_METHOD:
+            # Many tokens at once are fastest with the dense weight, which is the same on every device.
+            config.quantization_config = {"keep_packed": False} | quantization
+        # Codes are stored several to a number: of an embedding to a byte, of compressed-tensors to a word.
+        weights = replace(weights, largest_tensor=weights.largest_tensor * 32 // min(CODE_BITS))
     # Without the table of compressed layers, which has an entry per layer.
     fields = {key: value for key, value in folder.config.to_dict().items() if key != "quantization_config"}
     check_sizes(fields, weights, str(folder.path))

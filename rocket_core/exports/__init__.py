@@ -1,1 +1,1 @@
-"""Files of other engines."""
+"""Files in the formats of other engines."""

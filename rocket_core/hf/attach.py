@@ -19,12 +19,14 @@ from rocket_core.hf.replacement import (
 )
 from rocket_core.layers import (
     QUANT_METHOD,
+    CodedLinear,
     FactorizedLinear,
     LayerEntry,
     LayerFactors,
     QuantizedEmbedding,
     StoredWeight,
     TiedLinear,
+    coded_entry,
     layer_tensors,
 )
 from rocket_core.linalg.integer_codes import RoundedWeight
@@ -92,7 +94,9 @@ def _find_owner(name: str, factors: LayerFactors, owner_name: str, owner: Stored
             f"layer {name!r} shares the dictionary of {owner_name!r}, which has none; give its factors too"
         )
     assert factors.dictionary is not None
-    if not torch.equal(factors.dictionary.T.to(owner.weight_u), owner.weight_u):
+    atoms = owner.atoms()
+    coded = isinstance(owner, CodedLinear)
+    if coded != bool(factors.value_codes) or not torch.equal(factors.dictionary.T.to(atoms), atoms):
         raise InvalidConfigError(f"layer {name!r} has another dictionary than {owner_name!r}, with which it shares it")
     return owner
 
@@ -123,9 +127,11 @@ def _entry(name: str, factors: StoredWeight, weight: torch.Tensor) -> LayerEntry
         coded_bytes = weight.numel() if factors.entropy_coded else None
         return LayerEntry.of_codes(factors.scales.format, factors.scales.exponent, coded_bytes)
     rank = None if factors.dictionary is None else factors.dictionary.shape[1]
-    if weight.numel() == 0 or (rank is not None and rank != factors.coefficients.shape[0]):
+    if factors.nnz == 0 or (rank is not None and rank != factors.coefficients.shape[0]):
         raise InvalidConfigError(
             f"layer {name!r} has {rank} atoms, coefficients for {factors.coefficients.shape[0]}, and stores "
-            f"{weight.numel()} of them; the first two must agree, and the last be at least 1"
+            f"{factors.nnz} of them; the first two must agree, and the last be at least 1"
         )
-    return LayerEntry(rank=rank, nnz=weight.numel(), dictionary=factors.dictionary_owner)
+    if factors.value_codes:
+        return coded_entry(factors)
+    return LayerEntry(rank=rank, nnz=factors.nnz, dictionary=factors.dictionary_owner)

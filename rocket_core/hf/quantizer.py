@@ -30,8 +30,7 @@ from rocket_core.hf.replacement import (
     stored_layers,
 )
 from rocket_core.layers import (
-    CODE_NAMES,
-    FACTOR_NAMES,
+    CODED_FACTOR_NAMES,
     FORMAT_VERSION,
     QUANT_METHOD,
     FactorizedLinear,
@@ -42,7 +41,7 @@ from rocket_core.layers import (
 )
 
 # Tensors that a stock layer does not have.
-_PARTS = ({*FACTOR_NAMES} | {*CODE_NAMES}) - {"weight"}
+_PARTS = {*CODED_FACTOR_NAMES} - {"weight"}
 
 
 @dataclass(frozen=True, slots=True)

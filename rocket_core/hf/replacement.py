@@ -1,7 +1,7 @@
 """Conversion of stock layers to stored layers, and back."""
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -11,6 +11,9 @@ from transformers.pytorch_utils import Conv1D
 from rocket_core.errors import CheckpointFormatError, RocketError
 from rocket_core.hf.names import StockLayer, disk_names, tied_heads
 from rocket_core.layers import (
+    CodedFactorizedLinear,
+    CodedLinear,
+    CodedSparseLinear,
     FactorizedLinear,
     LayerEntry,
     QuantizedEmbedding,
@@ -18,6 +21,7 @@ from rocket_core.layers import (
     SparseLinear,
     StoredLinear,
     TiedLinear,
+    ValueCodes,
 )
 from rocket_core.layers.stored_linear import LayerOptions
 
@@ -88,7 +92,8 @@ def empty_layer(
         device="meta",
         dtype=stock.weight.dtype,
     )
-    if entry.scale_exponent is not None:
+    if entry.is_quantized:
+        assert entry.scale_exponent is not None
         layer = QuantizedLinear(
             d_in,
             d_out,
@@ -112,13 +117,39 @@ def empty_layer(
             f"quantization_config: layer {name!r} has {d_in} inputs, and {dictionary_owner.layer_name!r}, whose "
             f"dictionary it takes, {dictionary_owner.in_features}; check that config.json belongs to these weights"
         )
+    if entry.bits is not None:
+        return _coded_layer((d_in, d_out), entry, dictionary_owner, options)
     if entry.rank is None:
         return SparseLinear(d_in, d_out, nnz=entry.nnz, **options)
     return FactorizedLinear(d_in, d_out, rank=entry.rank, nnz=entry.nnz, dictionary_owner=dictionary_owner, **options)
 
 
+def _coded_layer(
+    shape: tuple[int, int], entry: LayerEntry, dictionary_owner: FactorizedLinear | None, options: LayerOptions
+) -> CodedLinear:
+    assert entry.nnz is not None
+    assert entry.scale_exponent is not None
+    codes_of = ValueCodes(
+        format=entry.code_format, exponent=entry.scale_exponent, dictionary_exponent=entry.dictionary_exponent
+    )
+    layer: CodedLinear
+    if entry.rank is None:
+        layer = CodedSparseLinear(*shape, nnz=entry.nnz, codes_of=codes_of, **options)
+    else:
+        layer = CodedFactorizedLinear(
+            *shape,
+            rank=entry.rank,
+            nnz=entry.nnz,
+            codes_of=codes_of,
+            dictionary_owner=dictionary_owner,
+            **options,
+        )
+    _mark_initialized(layer)
+    return layer
+
+
 def _empty_embedding(stock: nn.Embedding, entry: LayerEntry, name: str) -> QuantizedEmbedding:
-    if entry.scale_exponent is None or entry.coded_bytes is not None:
+    if not entry.is_quantized or entry.scale_exponent is None or entry.coded_bytes is not None:
         raise CheckpointFormatError(
             f"quantization_config: {name!r} is an embedding, which can only be quantized with packed codes; check that "
             "config.json belongs to these weights"
@@ -137,9 +168,9 @@ def _empty_embedding(stock: nn.Embedding, entry: LayerEntry, name: str) -> Quant
     return embedding
 
 
-def _mark_initialized(layer: QuantizedLinear | QuantizedEmbedding) -> None:
+def _mark_initialized(layer: QuantizedLinear | QuantizedEmbedding | CodedLinear) -> None:
     """Keep transformers from initialising bytes that it leaves on the disk with random numbers."""
-    for parameter in (layer.weight, layer.weight_scale):
+    for parameter in (parameter for parameter in layer.parameters() if parameter.dtype == torch.uint8):
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]
 
 
@@ -187,13 +218,28 @@ def _entry(name: str, layer: StoredLayer, disk_name_of: dict[int, str]) -> Layer
         return LayerEntry.of_codes(layer.code_format, layer.scale_exponent)
     if isinstance(layer, QuantizedLinear):
         return LayerEntry.of_codes(layer.code_format, layer.scale_exponent, layer.disk_coded_bytes)
+    codes = _value_codes(layer)
     if not isinstance(layer, FactorizedLinear):
         assert isinstance(layer, SparseLinear)
-        return LayerEntry(nnz=layer.nnz)
+        return LayerEntry(nnz=layer.nnz, **codes)
     owner = None if layer.dictionary_owner is layer else disk_name_of.get(id(layer.dictionary_owner))
     if owner is None and layer.dictionary_owner is not layer:
         raise RocketError(
             f"layer {name!r} takes the dictionary of {layer.dictionary_owner.layer_name!r}, which is no longer a layer "
             "of the model; call model.dequantize() first"
         )
-    return LayerEntry(rank=layer.rank, nnz=layer.nnz, dictionary=owner)
+    return LayerEntry(rank=layer.rank, nnz=layer.nnz, dictionary=owner, **codes)
+
+
+def _value_codes(layer: StoredLayer) -> dict[str, Any]:
+    """Return the keys of codes of a layer made of coefficients."""
+    if not isinstance(layer, CodedLinear):
+        return {}
+    codes_of = layer.codes_of
+    return {
+        "bits": codes_of.format.bits,
+        "group_size": codes_of.format.group_size,
+        "scale_bits": codes_of.format.scale_bits,
+        "scale_exponent": codes_of.exponent,
+        "dictionary_exponent": codes_of.dictionary_exponent,
+    }

@@ -6,8 +6,9 @@ from functools import lru_cache
 from typing import Any, assert_never
 
 from rocket_core import budget
-from rocket_core.code_format import CODE_BITS, fewest_bytes
+from rocket_core.code_format import ANY_CODES, CodeChoices, fewest_bytes
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS, CompressionConfig
+from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import ModelShape, describe_model, item_bytes
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.preconditions import MAX_SHAPES, check_ignore, check_weights
@@ -34,21 +35,27 @@ def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: 
         AlreadyQuantizedError: most weights are not plain floating-point numbers.
         CheckpointFormatError: a size in config.json exceeds what the weights hold.
         InfeasibleBudgetError: the target cannot be reached.
+        InvalidConfigError: the engine does not run models in this dtype.
         UnmatchedIgnoreError: a pattern of `ignore` matches no layer.
-        UnsupportedArchitectureError: the model has nothing to compress.
+        UnsupportedArchitectureError: the model has nothing to compress, or the engine does not run it.
     """
     check_weights(weights, model)
     check_sizes(settings, weights, model)
     check_ignore(settings, weights, config.ignore, model)
+    check_engine(settings, item_bytes(weights, config.dtype, model), config, model)
     match config.target:
         case ByRatio() as target if not config.quantizes:
             check_any_selection(weights, target)
         case (ByRatio() | ByBits()) as target:
             itemsize = item_bytes(weights, config.dtype, model)
-            check_any_selection(weights, target, itemsize=itemsize, quantizes=config.quantizes)
+            codes = config.code_choices
+            check_any_selection(weights, target, itemsize=itemsize, quantizes=config.quantizes, codes=codes)
         case ByBytes() as target:
             described = describe_model(settings, weights, ignore=config.ignore, dtype=config.dtype)
-            reach_of_model(described, quantizes=config.quantizes, tables=config.decides_tables).check(target)
+            codes = config.code_choices
+            reach_of_model(described, quantizes=config.quantizes, tables=config.decides_tables, codes=codes).check(
+                target
+            )
         case ByFormat() | None:
             pass
         case unknown:
@@ -63,6 +70,7 @@ def reach_of_layers(
     quantizes: bool = False,
     only: ByFormat | None = None,
     table_parameters: int = 0,
+    codes: CodeChoices = ANY_CODES,
 ) -> Reach:
     """Return how small layers can become that are not profiled yet.
 
@@ -77,19 +85,25 @@ def reach_of_layers(
         only: the format of every layer, if the method stores them in one.
         table_parameters: upper bound on the parameters of token tables that may be quantized as well, but need not be
             possible to quantize; their bytes when dense are among `other_bytes`.
+        codes: the formats that quantized layers may have.
     """
-    sizes = _Sizes(itemsize=itemsize, counts_bytes=quantizes or only is not None, only=only)
+    sizes = _Sizes(itemsize=itemsize, counts_bytes=quantizes or only is not None, only=only, codes=codes)
     known = [sizes.of(*shape) for shape in layers]
     if table_parameters and quantizes:
         tables = table_parameters * itemsize
-        fewest = table_parameters * min(CODE_BITS) // 8
+        fewest = table_parameters * min(codes.bits) // 8
         known.append(_Size(dense=tables, smallest=fewest, certain=tables, parameters=table_parameters))
         other_bytes -= tables
     return sizes.reach(known, other_bytes=other_bytes)
 
 
 def reach_of_model(
-    model: ModelShape, *, quantizes: bool = False, only: ByFormat | None = None, tables: bool = False
+    model: ModelShape,
+    *,
+    quantizes: bool = False,
+    only: ByFormat | None = None,
+    tables: bool = False,
+    codes: CodeChoices = ANY_CODES,
 ) -> Reach:
     """Return how small a model can become whose layers are not profiled yet; see `reach_of_layers`.
 
@@ -99,6 +113,7 @@ def reach_of_model(
         only: the format of every layer, if the method stores them in one.
         tables: whether token embedding and head may be quantized. Which parameters these are is not known, so that all
             outside of the blocks may be theirs.
+        codes: the formats that quantized layers may have.
     """
     return reach_of_layers(
         model.shapes,
@@ -107,11 +122,17 @@ def reach_of_model(
         quantizes=quantizes,
         only=only,
         table_parameters=max(0, model.parameters - sum(model.block_parameters)) if tables else 0,
+        codes=codes,
     )
 
 
 def check_any_selection(
-    weights: WeightSummary, target: ByRatio | ByBits, *, itemsize: int = 1, quantizes: bool = False
+    weights: WeightSummary,
+    target: ByRatio | ByBits,
+    *,
+    itemsize: int = 1,
+    quantizes: bool = False,
+    codes: CodeChoices = ANY_CODES,
 ) -> None:
     """Raise an error if a target cannot be reached, whichever of a model's weights are the compressible layers.
 
@@ -123,11 +144,12 @@ def check_any_selection(
         target: the ratio, or the bits per weight.
         itemsize: bytes of a stored number; of no account for a ratio of parameters.
         quantizes: whether layers may be quantized.
+        codes: the formats that they may have.
 
     Raises:
         InfeasibleBudgetError: no layer's profile reaches the target.
     """
-    sizes = _Sizes(itemsize=itemsize, counts_bytes=quantizes)
+    sizes = _Sizes(itemsize=itemsize, counts_bytes=quantizes, codes=codes)
     shapes = {shape: count for shape, count in weights.block_shapes.items() if min(shape) > 0}
     if not any(sizes.reach([sizes.either_way(shape, 1)]).allows(target) for shape in shapes):
         sizes.reach([sizes.either_way(shape, count) for shape, count in shapes.items()]).check(target)
@@ -151,11 +173,13 @@ class _Sizes:
         itemsize: bytes of a stored number.
         counts_bytes: whether layers may be quantized, so that sizes are in bytes.
         only: the format of every layer, if the method stores them in one.
+        codes: the formats that quantized layers may have.
     """
 
     itemsize: int
     counts_bytes: bool
     only: ByFormat | None = None
+    codes: CodeChoices = ANY_CODES
 
     def of(self, d_in: int, d_out: int) -> _Size:
         """Return the size of a layer."""
@@ -167,9 +191,11 @@ class _Sizes:
         smallest, certain = _fewest_kept(d_in, d_out)
         if not self.counts_bytes:
             return _Size(dense=parameters, smallest=smallest, certain=certain, parameters=parameters)
-        codes = fewest_bytes(d_in, d_out)
+        fewest_codes = fewest_bytes(d_in, d_out, self.codes)
+        codes = dense if fewest_codes is None else min(dense, fewest_codes)
         # Masks are not counted, so that only codes are certain.
-        return _Size(dense=dense, smallest=min(codes, smallest * self.itemsize), certain=codes, parameters=parameters)
+        fewest = codes if self.codes.alone else min(codes, smallest * self.itemsize)
+        return _Size(dense=dense, smallest=fewest, certain=codes, parameters=parameters)
 
     def either_way(self, shape: Shape, count: int) -> _Size:
         """Return the size of a number of weights whose orientation is unknown."""

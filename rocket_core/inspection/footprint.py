@@ -118,9 +118,8 @@ class Workload:
     def input_grams(self) -> bool:
         """Whether the Gram matrix of every layer's input is collected, even if that of its output is smaller."""
         config = self.config
-        return config.method in _INPUT_METHODS or (
-            config.method == "rocket" and ("sparse" in config.kinds or config.quantizes)
-        )
+        computed = config.method == "rocket" and ("sparse" in config.kinds or config.quantizes)
+        return computed or config.rounds_values or config.method in _INPUT_METHODS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

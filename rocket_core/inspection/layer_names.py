@@ -28,6 +28,13 @@ PREFIXES: Mapping[str, str] = MappingProxyType(
 )
 """By model type, the prefix of layer names, in files or in models."""
 
+# Names of token embeddings and heads in these families, after the prefix that either may lack.
+_TABLES = (
+    *("embed_tokens", "decoder.embed_tokens", "encoder.embed_tokens", "shared", "wte", "embed_in", "word_embeddings"),
+    *("embeddings.word_embeddings", "embeddings.tok_embeddings", "lm_head", "lm_head.decoder", "decoder", "embed_out"),
+    *("proj_out", "output_projection", "cls.predictions.decoder", "vocab_projector", "generator_lm_head"),
+)
+
 _LEAVES_SHOWN = 12
 _MAX_LEAF_CHARACTERS = 64
 _MAX_LEAVES_COMPARED = 256
@@ -55,6 +62,17 @@ def possible_names(config: Mapping[str, object], stored: str) -> tuple[str, ...]
         return stored, f"model.{stored}", f"transformer.{stored}"
     bare = stored.removeprefix(f"{prefix}.")
     return f"{prefix}.{bare}", bare
+
+
+def possible_table_names(config: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the names by which patterns may match a token embedding or a head: more than a model has."""
+    full = {name for table in _TABLES for name in possible_names(config, table)}
+    return tuple(sorted(full | {last_part(name) for name in full}))
+
+
+def last_part(name: str) -> str:
+    """Return the part of a module's name after its last dot, by which a token embedding or a head is known."""
+    return name.rpartition(".")[2]
 
 
 def name_matcher(patterns: Iterable[str]) -> Callable[[Iterable[str]], bool]:

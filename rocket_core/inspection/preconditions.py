@@ -27,6 +27,7 @@ from rocket_core.inspection.layer_names import (
     is_costly,
     name_matcher,
     possible_names,
+    possible_table_names,
 )
 from rocket_core.inspection.model_fields import check_fields
 from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
@@ -189,7 +190,7 @@ def check_weights(weights: WeightSummary, model: str) -> None:
 
 
 def check_ignore(config: Mapping[str, object], weights: WeightSummary, patterns: Sequence[str], model: str) -> None:
-    """Raise an error if an ignore pattern matches no layer, as far as can be told from the names in the files.
+    """Raise an error if an ignore pattern matches no layer and no token table, as far as names in the files tell.
 
     Args:
         config: the content of config.json.
@@ -204,9 +205,11 @@ def check_ignore(config: Mapping[str, object], weights: WeightSummary, patterns:
         return
     stored = [name for name, _ in weights.matrices]
     # Left to the preflight, as are families that may name their layers differently.
-    if is_costly(stored, patterns):
+    tables = possible_table_names(config)
+    if is_costly([*stored, *tables], patterns):
         return
     names = [name for layer in stored for name in possible_names(config, layer)]
+    names += tables
     for position, pattern in enumerate(patterns):
         if not name_matcher((pattern,))(names):
             which = "the ignore pattern" if len(patterns) == 1 else f"ignore pattern {position + 1} of {len(patterns)}"

@@ -9,6 +9,9 @@ embedding can be quantized, as if it were a linear layer with an output for ever
   its `dictionary` names the owner.
 - sparse: the coefficients are the weight itself, as if the dictionary were the identity. No `L.weight_u`; in
   `config.json` it has only an `nnz`.
+- factored, follower and sparse layers of codes: the same, but the coefficients and atoms are rounded, and `L.weight`
+  and `L.weight_u` contain their codes, with scales in `L.weight_scale` and `L.weight_u_scale`; in `config.json` they
+  have the keys of quantized layers as well, and with an own dictionary a `dictionary_exponent`.
 - quantized: weight ≈ code · scale, where inputs share scales by groups. Tensors `L.weight` and `L.weight_scale`; in
   `config.json` it has `bits`, `group_size`, `scale_bits` and `scale_exponent`; and `coded_bytes` if its codes are
   entropy coded.
@@ -21,9 +24,11 @@ on the shape, whereas it would initialise a layer with unknown tensor names rand
 """
 
 from rocket_core.layers.code_tensors import check_codes, pack_codes, unpack_codes
+from rocket_core.layers.coded_factors import CodedFactorizedLinear, CodedLinear, CodedSparseLinear, ValueCodes
 from rocket_core.layers.coefficient_linear import CoefficientLinear
 from rocket_core.layers.factors import (
     CODE_NAMES,
+    CODED_FACTOR_NAMES,
     FACTOR_NAMES,
     LayerFactors,
     StoredWeight,
@@ -44,12 +49,17 @@ from rocket_core.layers.packing import PackedCoefficients, mask_shape, pack_coef
 from rocket_core.layers.quantized_embedding import QuantizedEmbedding, TiedLinear
 from rocket_core.layers.quantized_linear import QuantizedLinear
 from rocket_core.layers.stored_linear import StoredLinear
+from rocket_core.layers.value_codes import coded_entry, round_values
 
 __all__ = [
+    "CODED_FACTOR_NAMES",
     "CODE_NAMES",
     "FACTOR_NAMES",
     "FORMAT_VERSION",
     "QUANT_METHOD",
+    "CodedFactorizedLinear",
+    "CodedLinear",
+    "CodedSparseLinear",
     "CoefficientLinear",
     "FactorizedLinear",
     "LayerEntry",
@@ -61,8 +71,10 @@ __all__ = [
     "StoredLinear",
     "StoredWeight",
     "TiedLinear",
+    "ValueCodes",
     "approximation",
     "check_codes",
+    "coded_entry",
     "compose_weight",
     "format_version",
     "layer_tensors",
@@ -71,6 +83,7 @@ __all__ = [
     "pack_coefficients",
     "quantization_config",
     "read_entries",
+    "round_values",
     "unpack_codes",
     "unpack_coefficients",
 ]

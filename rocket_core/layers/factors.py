@@ -17,6 +17,8 @@ FACTOR_NAMES = ("weight", "weight_mask", "weight_u")
 """
 CODE_NAMES = ("weight", "weight_scale")
 """Names of the tensors that replace the weight of a quantized layer."""
+CODED_FACTOR_NAMES = (*FACTOR_NAMES, "weight_scale", "weight_u_scale")
+"""Names of the tensors that may replace the weight of a layer stored as factors whose numbers are codes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +31,10 @@ class LayerFactors:
         support: mask of the stored coefficients, which may be zero; None if all are stored.
         dictionary_owner: module name of the layer with which the dictionary is stored; None if it is stored with this
             layer.
+        value_codes: codes of the stored coefficients of each layer whose coefficients are concatenated here, as if they
+            were the weight of one output; empty if they are numbers of the model's dtype.
+        dictionary_codes: codes of the dictionary, as if it were the transposed weight of a layer with an input for each
+            atom.
 
     Raises:
         InvalidConfigError: it has a dictionary owner but no dictionary.
@@ -38,6 +44,8 @@ class LayerFactors:
     coefficients: Float[Tensor, "rows d_out"]
     support: Bool[Tensor, "rows d_out"] | None = None
     dictionary_owner: str | None = None
+    value_codes: tuple[RoundedWeight, ...] = ()
+    dictionary_codes: RoundedWeight | None = None
 
     def __post_init__(self) -> None:
         if self.dictionary is None and self.dictionary_owner is not None:
@@ -50,6 +58,11 @@ class LayerFactors:
         """`(d_in, d_out)` of the layer."""
         rows, d_out = self.coefficients.shape
         return (rows if self.dictionary is None else self.dictionary.shape[0]), d_out
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored coefficients."""
+        return self.coefficients.numel() if self.support is None else int(torch.count_nonzero(self.support))
 
 
 StoredWeight: TypeAlias = LayerFactors | RoundedWeight
@@ -97,7 +110,8 @@ def layer_tensors(stored: StoredWeight, dtype: torch.dtype) -> dict[str, Tensor]
 
     Returns:
         `weight`; `weight_mask` unless all coefficients are stored and the layer is not sparse; `weight_u` where the
-        dictionary is the layer's own; `weight_scale` if the layer is quantized.
+        dictionary is the layer's own; `weight_scale` if the layer is quantized, or its numbers are codes;
+        `weight_u_scale` if the atoms are.
     """
     if isinstance(stored, RoundedWeight):
         return pack_codes(stored)
@@ -107,6 +121,12 @@ def layer_tensors(stored: StoredWeight, dtype: torch.dtype) -> dict[str, Tensor]
         tensors["weight_u"] = stored.dictionary.T.to(dtype).contiguous()
     if packed.mask is not None:
         tensors["weight_mask"] = packed.mask
+    if stored.value_codes:
+        [values] = stored.value_codes
+        tensors |= pack_codes(values)
+    if stored.dictionary_codes is not None and "weight_u" in tensors:
+        atoms = pack_codes(stored.dictionary_codes)
+        tensors |= {"weight_u": atoms["weight"], "weight_u_scale": atoms["weight_scale"]}
     return tensors
 
 

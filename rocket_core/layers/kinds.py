@@ -71,7 +71,11 @@ class FactorizedLinear(CoefficientLinear):
             raise RocketError(
                 f"{self.layer_name}: the dictionary it shares is offloaded; load the model without offloading"
             )
-        return compose_weight(self.dictionary_owner.weight_u.T, self._rows().T, dtype or self.dtype)
+        return compose_weight(self.dictionary_owner.atoms().T, self._rows().T, dtype or self.dtype)
+
+    def atoms(self) -> Float[Tensor, "rank d_in"]:
+        """Return Dᵀ, of a layer that owns its dictionary."""
+        return self.weight_u
 
     def forward(self, input: Tensor, *, dictionary_only: bool = False) -> Tensor:  # noqa: A002 (callers may name it)
         """Multiply with the dictionary, then with the coefficients.
@@ -97,7 +101,7 @@ class FactorizedLinear(CoefficientLinear):
         shares = owner.followers > 0 and shared.is_possible(input, dictionary)
         product = shared.take(input, dictionary) if shares else None
         if product is None and owner is self:
-            product = functional.linear(input, dictionary)
+            product = functional.linear(input, self.atoms())
             if shares:
                 shared.leave(input, dictionary, product, uses=self.followers)
         elif product is None:

@@ -19,8 +19,8 @@ version that has all of its kinds, which earlier releases can read."""
 _REMEDY = "config.json is damaged or does not belong to these weights; fetch it again"
 
 _COEFFICIENT_KEYS = (
-    "either an nnz, and perhaps a rank, positive integers, and a dictionary, the name of another layer, or bits and "
-    "the keys of codes"
+    "either an nnz, and perhaps a rank, positive integers, and a dictionary, the name of another layer, and where "
+    "these are codes the keys of codes and with an own dictionary a dictionary_exponent; or bits and the keys of codes"
 )
 _CODE_KEYS = (
     f"bits, one of {get_args(CodeBits)}, a group_size, a positive integer, scale_bits, one of {get_args(ScaleBits)}, "
@@ -42,26 +42,31 @@ _CODED_BITS = 8
 
 
 class LayerEntry(FrozenModel):
-    """A stored layer in `config.json`: made of coefficients (`nnz` and the fields before it) or of integer codes."""
+    """A stored layer in `config.json`: made of coefficients (`nnz` and fields around it), of integer codes, or of both.
+
+    If it has both, the coefficients and atoms are codes.
+    """
 
     model_config = ConfigDict(strict=True)
 
     rank: _Count | None = None
     """number of atoms; None if the layer is sparse or quantized."""
     nnz: _Count | None = None
-    """number of stored coefficients; None if the layer is quantized."""
+    """number of stored coefficients; None if the weight itself is quantized."""
     dictionary: str | None = None
     """name in the files of the dictionary owner, with which the dictionary is stored; None if it is stored with this
     layer, or the layer is sparse or quantized.
     """
     bits: Annotated[CodeBits, _Integer] | None = None
-    """bits of a code; None unless the layer is quantized, as for the fields below."""
+    """bits of a code; None if the layer has no codes, as for the fields below."""
     group_size: _Count | None = None
     """inputs that share a scale."""
     scale_bits: Annotated[ScaleBits, _Integer] | None = None
     """bits of a scale."""
     scale_exponent: int | None = None
     """logarithm of the unit of the scales, in steps; see `Scales.exponent`."""
+    dictionary_exponent: int | None = None
+    """as `scale_exponent`, for the atoms of this layer; None unless it has a dictionary and codes."""
     coded_bytes: _Count | None = None
     """bytes of the codes if they are entropy coded; None if they are packed."""
 
@@ -73,10 +78,17 @@ class LayerEntry(FrozenModel):
             raise ValueError(f"coded_bytes are of codes of {_CODED_BITS} bits")
         if self.nnz is None and (None in codes or coefficients != (None, None, None)):
             raise ValueError("neither coefficients nor codes are complete")
-        if self.nnz is not None and codes != (None, None, None, None):
-            raise ValueError("it has coefficients and codes")
-        if self.scale_exponent is not None and abs(self.scale_exponent) > self.code_format.largest_exponent:
-            raise ValueError(f"the scale_exponent is not within {self.code_format.largest_exponent} of zero")
+        if self.nnz is not None and self.bits is not None and (None in codes or self.coded_bytes is not None):
+            raise ValueError("its codes are not complete, or entropy coded")
+        if self.nnz is not None and self.bits is None and codes != (None, None, None, None):
+            raise ValueError("it has coefficients and parts of codes")
+        own_codes = self.bits is not None and self.rank is not None and self.dictionary is None
+        if own_codes != (self.dictionary_exponent is not None):
+            raise ValueError("a dictionary_exponent is for codes of the layer's own dictionary, and these need it")
+        for name in ("scale_exponent", "dictionary_exponent"):
+            exponent = getattr(self, name)
+            if exponent is not None and abs(exponent) > self.code_format.largest_exponent:
+                raise ValueError(f"the {name} is not within {self.code_format.largest_exponent} of zero")
         return self
 
     @classmethod
@@ -98,7 +110,7 @@ class LayerEntry(FrozenModel):
 
     @property
     def code_format(self) -> CodeFormat:
-        """The format of a quantized layer."""
+        """The format of codes."""
         assert self.bits is not None
         assert self.group_size is not None
         assert self.scale_bits is not None
@@ -106,8 +118,8 @@ class LayerEntry(FrozenModel):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the layer is made of integer codes."""
-        return self.bits is not None
+        """Whether the weight itself is made of integer codes."""
+        return self.bits is not None and self.nnz is None
 
     @property
     def is_sparse(self) -> bool:
@@ -165,7 +177,7 @@ def read_entries(layers: object, version: int) -> dict[str, LayerEntry]:
 
 def _version(entry: LayerEntry) -> int:
     """Return the earliest version of the disk format that has layers of this kind."""
-    if entry.is_quantized:
+    if entry.bits is not None:
         return 3
     return 2 if entry.is_sparse or entry.is_follower else 1
 
@@ -191,6 +203,8 @@ def _check_dictionary_owner(name: str, entry: LayerEntry, owner_name: str, owner
         reason = f"takes the dictionary of {owner_name!r}, which is not in the table"
     elif owner.rank is None or owner.is_follower:
         reason = f"takes the dictionary of {owner_name!r}, which has none"
+    elif (owner.bits is None) != (entry.bits is None):
+        reason = f"and {owner_name!r}, whose dictionary it takes, must both be made of codes, or none of them"
     elif owner.rank != entry.rank:
         reason = f"has rank {entry.rank}, and the dictionary of {owner_name!r} that it takes {owner.rank}"
     else:

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 from rocket_core.errors import RocketError
 
-TENSOR_NAMES = ("weight", "weight_mask", "weight_scale", "weight_u", "bias")
+TENSOR_NAMES = ("weight", "weight_mask", "weight_scale", "weight_u", "weight_u_scale", "bias")
 """Names of the tensors that stored layers have in files, in the order of state dicts."""
 
 

@@ -223,15 +223,11 @@ class _BitTable:
     ) -> Float[Tensor, " columns"]:
         """Return the code that costs least: the nearest, its neighbour towards zero, or the current one."""
         nearest = parts.round().clamp_(-LARGEST_CODE, LARGEST_CODE)
-        best, least = nearest, self._cost(nearest, parts, worth)
-        for other in (nearest - nearest.sign(), current):
-            if other is not None:
-                cost = self._cost(other, parts, worth)
-                best, least = torch.where(cost < least, other, best), torch.minimum(cost, least)
+        choices = [nearest, nearest - nearest.sign(), *([] if current is None else [current])]
+        costs = [
+            self._lengths[self._zeros + codes.long()].mul_(worth).add_((parts - codes).square_()) for codes in choices
+        ]
+        best, least = choices[0], costs[0]
+        for codes, cost in zip(choices[1:], costs[1:], strict=True):
+            best, least = torch.where(cost < least, codes, best), torch.minimum(cost, least)
         return best
-
-    def _cost(
-        self, codes: Float[Tensor, " columns"], parts: Float[Tensor, " columns"], worth: Float[Tensor, " columns"]
-    ) -> Float[Tensor, " columns"]:
-        bits = self._lengths[self._zeros + codes.long()]
-        return bits.mul_(worth).add_((parts - codes).square_())

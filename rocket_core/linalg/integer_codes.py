@@ -48,7 +48,8 @@ class Scales:
         octave, bits = code_format.steps_per_octave, code_format.scale_bits
         parts = (values.abs() / 2.0 ** (exponent / octave)).clamp_min(_LEAST_HALF)
         if bits == 16:
-            return cls(codes=parts.copysign(values).half(), exponent=exponent, format=code_format)
+            brief = parts.bfloat16().to(parts.dtype) if code_format.bfloat16_scales else parts
+            return cls(codes=brief.copysign(values).half(), exponent=exponent, format=code_format)
         sign = 2 ** (bits - 1)
         steps = (-parts.log2() * octave).round().clamp_(0, sign - 1)
         codes = (steps + sign * (values < 0)).to(torch.uint8)
@@ -200,6 +201,8 @@ def exponent_above(largest: float, code_format: CodeFormat) -> int:
         largest: the scale, >= 0.
         code_format: how the weight will be stored.
     """
+    if code_format.bfloat16_scales:
+        return 0
     # Steps, so that outputs have the same scales whatever other outputs the layer has.
     logarithm = math.log2(max(largest, torch.finfo(torch.float32).tiny))
     most = code_format.largest_exponent

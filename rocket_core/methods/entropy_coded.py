@@ -57,6 +57,7 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
     d_in, d_out = problem.shape
     steps = relative_steps(sample.gram, sample.importance)
     fewest, scale_bytes = fewest_bytes(d_in, d_out), coded_format(d_in).scale_bytes(d_in, d_out)
+    assert fewest is not None, "formats that need not be aligned suit every layer"
     candidates: list[Candidate] = []
     first = math.ceil(_PER_OCTAVE * _octaves_for(sample.weight / steps, _MOST_BITS))
     for step in itertools.count(first, _TOGETHER):

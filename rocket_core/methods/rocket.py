@@ -1,6 +1,7 @@
 """`rocket`: every kind of candidate that the settings allow, at every ratio, as choices for the knapsack."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.code_format import formats_beside_coded, formats_for
@@ -50,7 +51,7 @@ class Rocket(Method):
             return []
         sample = SampledOutputs.of(problem)
         coded = entropy_coded.profile(problem, sample) if config.entropy_codes else []
-        formats = formats_beside_coded(*problem.shape) if coded else formats_for(problem.shape[0])
+        formats = formats_beside_coded(*problem.shape) if coded else formats_for(problem.shape[0], config.code_choices)
         return (quantized.profile(problem, sample, formats) if "quantized" in config.kinds else []) + coded
 
     def share(
@@ -83,7 +84,8 @@ class Rocket(Method):
     def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Compress the layer by the method for the candidate's kind."""
         if candidate.kind == "quantized":
-            return quantized.compress(problem, candidate.code_format, splitting=self.config.sequential)
+            code_format = replace(candidate.code_format, bfloat16_scales=self.config.reader.codes.aligned)
+            return quantized.compress(problem, code_format, splitting=self.config.sequential)
         if candidate.kind == "entropy_coded":
             return entropy_coded.compress(problem, candidate.stored_bytes)
         assert candidate.nnz is not None

@@ -34,7 +34,7 @@ from rocket_core.errors import (
 )
 from rocket_core.inspection import preconditions
 from rocket_core.inspection.footprint import positions
-from rocket_core.inspection.layer_names import advice_on_pattern
+from rocket_core.inspection.layer_names import advice_on_pattern, last_part
 from rocket_core.models.pretrained import interpreting, load_config
 from rocket_core.models.token_tables import TokenTable, find_tables
 
@@ -246,19 +246,25 @@ def oriented_weight(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
     return weight.detach() if type(module) is Conv1D else weight.detach().mT
 
 
-def ignored_layers(names: Sequence[str], patterns: Iterable[str]) -> dict[str, str]:
-    """Return the layers that ignore patterns match, each with its first matching pattern.
+def ignored_layers(names: Sequence[str], patterns: Iterable[str], tables: Iterable[str] = ()) -> dict[str, str]:
+    """Return the layers and token tables that ignore patterns match, each with its first matching pattern.
 
     Args:
         names: names of all compressible layers.
-        patterns: glob patterns on the full name, such as `*.down_proj` or `model.layers.0.*`.
+        patterns: glob patterns on the full name, such as `*.down_proj` or `model.layers.0.*`; those of tables may also
+            match the last part of a name, such as `embed_tokens`.
+        tables: names of the modules that use a token table.
 
     Raises:
-        UnmatchedIgnoreError: a pattern matches no layer.
+        UnmatchedIgnoreError: a pattern matches no layer and no table.
     """
     ignored: dict[str, str] = {}
+    tables = tuple(tables)
     for position, pattern in enumerate(patterns):
         matches = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        matches += [
+            name for name in tables if any(fnmatch.fnmatchcase(part, pattern) for part in (name, last_part(name)))
+        ]
         if not matches:
             raise UnmatchedIgnoreError(
                 f"ignore pattern {pattern!r} matches none of the {len(names)} compressible layers; "

@@ -31,6 +31,18 @@ class TokenTable:
         return tuple(name for name in (self.embedding, self.head) if name is not None)
 
 
+def token_modules(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return the names of token embedding and head, and of the modules that share a weight with them."""
+    names = {id(module): name for name, module in model.named_modules()}
+    both = (model.get_input_embeddings(), model.get_output_embeddings())
+    found = {names[id(module)] for module in both if isinstance(module, nn.Embedding | nn.Linear)}
+    for tie in model.all_tied_weights_keys.items():
+        modules = {key.removesuffix(".weight") for key in tie if key.endswith(".weight")}
+        if modules & found:
+            found |= modules
+    return tuple(sorted(found))
+
+
 def find_tables(model: PreTrainedModel, *, predicts: bool) -> tuple[tuple[TokenTable, ...], dict[str, str]]:
     """Return the tables of a model that reads text, and those that cannot be quantized, with the reason.
 

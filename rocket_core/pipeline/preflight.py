@@ -1,6 +1,7 @@
 """Checks and preparations before long work starts."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from rocket_core.errors import (
     WorkFolderError,
 )
 from rocket_core.inspection.dataset_names import local_path_of
+from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import sample_positions
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, read_start
@@ -36,7 +38,7 @@ from rocket_core.models.architecture import (
     window_length,
 )
 from rocket_core.models.pretrained import check_settings
-from rocket_core.models.token_tables import TokenTable
+from rocket_core.models.token_tables import TokenTable, token_modules
 from rocket_core.pipeline.context import FLOATS, Run
 from rocket_core.pipeline.requirements import check_target
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
@@ -60,12 +62,14 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     check_config(model_config.to_dict(), source.name)
     dtype = _storage_dtype(checkpoint, config)
     architecture = build_architecture(model_config, compute_dtype(dtype, device))
+    named = model_config.to_dict() | {"architectures": [architecture.class_name]}
+    check_engine(named, dtype.itemsize, config, source.name)
     loader = WeightLoader(architecture.model, checkpoint, device)
     # Files that will be copied into the artifacts are checked before long work, and again when they are copied.
     companions(source.folder, source.name)
     check_settings(source.folder)
-    layers, skipped = _select(architecture, loader, config)
-    tables, other_tables = _select_tables(architecture, loader, config)
+    layers, skipped, ignored_tables = _select(architecture, loader, config)
+    tables, other_tables = _select_tables(architecture, loader, config, ignored_tables)
     local_path_of(config.calibration.dataset)
     check_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
     length, positions = _lengths(architecture, config.calibration.sequence_length)
@@ -184,9 +188,11 @@ def _storage_dtype(checkpoint: Checkpoint, config: CompressionConfig) -> torch.d
 
 def _select(
     architecture: Architecture, loader: WeightLoader, config: CompressionConfig
-) -> tuple[tuple[tuple[str, ...], ...], dict[str, str]]:
+) -> tuple[tuple[tuple[str, ...], ...], dict[str, str], dict[str, str]]:
+    """Return the layers to compress by block, those that are skipped, and the ignored modules of token tables."""
     names = [name for block in architecture.layers for name in block]
-    ignored = ignored_layers(names, config.ignore)
+    matched = ignored_layers(names, config.ignore, token_modules(architecture.model))
+    ignored = {name: matched.pop(name) for name in names if name in matched}
     skipped = {name: f"ignored by {pattern!r}" for name, pattern in ignored.items()}
     for name in names:
         if name not in skipped and loader.disk_key(f"{name}.weight") is None:
@@ -197,18 +203,21 @@ def _select(
             f"no layer is left to compress: {len(ignored)} of {len(names)} are ignored and "
             f"{len(names) - len(ignored)} are stored merged with others"
         )
-    return layers, skipped
+    return layers, skipped, matched
 
 
 def _select_tables(
-    architecture: Architecture, loader: WeightLoader, config: CompressionConfig
+    architecture: Architecture, loader: WeightLoader, config: CompressionConfig, ignored: Mapping[str, str]
 ) -> tuple[tuple[TokenTable, ...], dict[str, str]]:
     if not config.profiles_tables:
         return (), {}
     skipped = dict(architecture.other_tables)
     for table in architecture.tables:
         stored = [loader.disk_key(f"{name}.weight") for name in table.modules]
-        if stored[0] is None:
+        patterns = [ignored[name] for name in table.modules if name in ignored]
+        if patterns:
+            skipped[table.name] = f"ignored by {patterns[0]!r}"
+        elif stored[0] is None:
             skipped[table.name] = "stored under another name in the checkpoint"
         elif any(stored[1:]):
             skipped[table.name] = "stored twice in the checkpoint"

@@ -70,6 +70,7 @@ def model_profile(run: Run, identity: RunIdentity, profiled: Profiled) -> ModelP
         layers=profiled.profiles,
         tables=profiled.tables,
         ratio_counts_tables=run.config.ratio_counts_tables,
+        one_format_per_input=run.config.reader.one_format_per_input,
     )
 
 

@@ -101,6 +101,7 @@ def check_target(run: Run) -> None:
             itemsize=run.dtype.itemsize,
             other_bytes=other_bytes,
             quantizes=run.config.quantizes,
+            codes=run.config.code_choices,
             only=target if isinstance(target, ByFormat) else None,
         )
         reach.check(target)

@@ -60,6 +60,8 @@ class Figure(FrozenModel):
     """one row for each item that is drawn."""
     options: dict[str, Value] = Field(default_factory=dict)
     """data for the drawing in addition to the rows, such as a marked value."""
+    measures: tuple[str, ...] = ()
+    """names of columns that the marks can be coloured by, the usual one first."""
 
     def csv(self) -> str:
         """Return the rows as CSV (RFC 4180), with a header line."""
@@ -72,7 +74,7 @@ class Figure(FrozenModel):
 
 
 def allocation_map(layers: Iterable[LayerReport]) -> Figure:
-    """Return the fraction that each layer kept, by block and projection.
+    """Return what became of each layer, by block and projection.
 
     Args:
         layers: layers of a report, in model order.
@@ -87,8 +89,10 @@ def allocation_map(layers: Iterable[LayerReport]) -> Figure:
             "kind": _kind_name(layer.kind, layer.dictionary),
             "kept_fraction": kept_fraction(layer.d_in, layer.d_out, layer.kept_parameters),
             "bits_per_weight": layer.bits_per_weight,
+            "stored_bytes": layer.stored_bytes,
             "rank": layer.rank,
             "sparsity": layer.sparsity,
+            "loss": layer.loss,
             "error": layer.reconstruction_error if layer.achieved_error is None else layer.achieved_error,
         }
         for place, layer in zip(places, layers, strict=True)
@@ -112,8 +116,10 @@ def predicted_map(chosen: Iterable[tuple[LayerProfile, Candidate]]) -> Figure:
             "kind": _kind_name(candidate.kind, candidate.dictionary),
             "kept_fraction": kept_fraction(layer.d_in, layer.d_out, candidate.kept_parameters),
             "bits_per_weight": bits_per_weight(layer.d_in, layer.d_out, candidate.stored_bytes),
+            "stored_bytes": candidate.stored_bytes,
             "rank": candidate.rank,
             "sparsity": _sparsity(layer, candidate),
+            "loss": candidate.loss,
             "error": candidate.reconstruction_error,
         }
         for place, (layer, candidate) in zip(places, pairs, strict=True)
@@ -209,7 +215,12 @@ def stage_times(report: CompressionReport) -> Figure:
 
 
 def size_frontier(
-    points: Iterable[SizePoint], objective: Objective, *, other_bytes: int, marked_bytes: int | None = None
+    points: Iterable[SizePoint],
+    objective: Objective,
+    *,
+    other_bytes: int,
+    marked_bytes: int | None = None,
+    marked_error: float | None = None,
 ) -> Figure:
     """Return the predicted size and error of a model at every ratio.
 
@@ -218,6 +229,8 @@ def size_frontier(
         objective: the objective that errors measure.
         other_bytes: bytes of the model other than the compressible layers.
         marked_bytes: a size to mark; None marks none.
+        marked_error: error of what is marked, not a point if it decides about more than the layers; None
+            marks the point of the nearest size.
     """
     return Figure(
         name="size-frontier",
@@ -238,7 +251,7 @@ def size_frontier(
             }
             for point in points
         ),
-        options={"marked_bytes": marked_bytes},
+        options={"marked_bytes": marked_bytes, "marked_error": marked_error},
     )
 
 
@@ -288,13 +301,15 @@ class _Place(FrozenModel):
 def _places(names: Sequence[str]) -> list[_Place]:
     """Return the block and the projection of each layer: the parts of its name before and after the first number."""
     split = [_split(name) for name in names]
-    lists = {head for head, _, _ in split}
+    lists = {head for head, number, _ in split if number}
     # With one list of blocks the number suffices; with several (an encoder and a decoder) add the part that differs.
     parts = [head.split(".") for head in lists]
     common = len(list(takewhile(lambda at: len(set(at)) == 1, zip(*parts, strict=False)))) if len(lists) > 1 else 0
     return [
         _Place(
-            block=number if len(lists) == 1 else f"{(head.split('.')[common:] or [''])[0]} {number}".strip(),
+            block=number
+            if len(lists) == 1 or not number
+            else f"{(head.split('.')[common:] or [''])[0]} {number}".strip(),
             projection=rest or name,
         )
         for name, (head, number, rest) in zip(names, split, strict=True)
@@ -310,25 +325,29 @@ def _split(name: str) -> tuple[str, str, str]:
 
 
 def _map_of(rows: list[dict[str, Value]], error: str) -> Figure:
+    # The fraction of parameters tells nothing about layers that keep all of them in fewer bits.
+    has_codes = any(row["kind"] in CODE_KINDS for row in rows)
+    usual = ("bits_per_weight", "kept_fraction") if has_codes else ("kept_fraction", "bits_per_weight")
+    measures = (*usual, "kind", "stored_bytes", "loss", "error", "rank", "sparsity")
+    columns = (
+        Column(name="block", title="block", kind="text"),
+        Column(name="projection", title="projection", kind="text"),
+        Column(name="kind", title="stored as", kind="text"),
+        Column(name="kept_fraction", title="kept fraction of the parameters", kind="fraction"),
+        Column(name="bits_per_weight", title="bits on disk per weight"),
+        Column(name="stored_bytes", title="bytes on disk", kind="bytes"),
+        Column(name="rank", title="rank", kind="count"),
+        Column(name="sparsity", title="fraction of zeros", kind="fraction"),
+        Column(name="loss", title="predicted increase of the loss"),
+        Column(name="error", title=error),
+    )
     return Figure(
         name="allocation-map",
         title="Allocation map",
-        note=(
-            "Each cell is a layer, coloured by its bits on disk for each weight."
-            if any(row["kind"] in CODE_KINDS for row in rows)
-            else "Each cell is a layer, coloured by the fraction of its parameters that is left."
-        ),
-        columns=(
-            Column(name="block", title="block", kind="text"),
-            Column(name="projection", title="projection", kind="text"),
-            Column(name="kind", title="stored as", kind="text"),
-            Column(name="kept_fraction", title="kept", kind="fraction"),
-            Column(name="bits_per_weight", title="bits per weight"),
-            Column(name="rank", title="rank", kind="count"),
-            Column(name="sparsity", title="zeros", kind="fraction"),
-            Column(name="error", title=error),
-        ),
+        note="Each cell is a layer; what its colour means can be chosen.",
+        columns=columns,
         rows=tuple(rows),
+        measures=tuple(name for name in measures if any(row[name] is not None for row in rows)),
     )
 
 

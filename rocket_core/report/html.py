@@ -17,8 +17,8 @@ from rocket_core.report.cost_table import cost_comparison
 from rocket_core.report.figures import ColumnKind, Figure, Value, report_figures
 from rocket_core.report.formatting import bytes_text, duration_text, kwh_text, percent_text
 from rocket_core.report.headlines import headlines
-from rocket_core.report.loading_snippet import loading_snippet
 from rocket_core.report.quality import quality_rows
+from rocket_core.report.run_commands import run_commands
 from rocket_core.report.schema import CompressionReport
 
 STATIC = resources.files(__package__) / "static"
@@ -58,7 +58,7 @@ def environment(*loaders: BaseLoader) -> Environment:
         "cell": cell_text,
         "stage_label": stage_label,
     }
-    made.globals |= {"headlines": headlines, "loading_snippet": loading_snippet, "quality_rows": quality_rows}
+    made.globals |= {"headlines": headlines, "run_commands": run_commands, "quality_rows": quality_rows}
     return made
 
 

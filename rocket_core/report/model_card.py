@@ -1,33 +1,35 @@
 """The model card of an artifact."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import assert_never
 
 from rocket_core.budget import remaining_parameters
-from rocket_core.config import SYNTHETIC_DATASET, ExportKind
+from rocket_core.candidates import CODE_KINDS
+from rocket_core.config import SYNTHETIC_DATASET
+from rocket_core.engines import ExportKind
 from rocket_core.inspection.model_files import read_start
-from rocket_core.report.loading_snippet import loading_snippet
 from rocket_core.report.quality import quality_rows
+from rocket_core.report.run_commands import run_commands
 from rocket_core.report.schema import CalibrationReport, CompressionReport
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio
 
 # How much of the original's card is read: the licence is in its first lines.
 _CARD_BYTES = 2**20
 
-_LOADING = {
-    "factored": """```python
-{snippet}
-```
+_TAGS: Mapping[ExportKind, tuple[str, ...]] = {"compressed-tensors": ("compressed-tensors", "vllm")}
 
+_NOTES: Mapping[ExportKind, str] = {
+    "factored": """\
 Without `import rocket_core.hf` loading stops with an error about the shape of a weight. `model.dequantize()` turns the
 factors into plain dense layers.""",
-    "dense": """```python
-{snippet}
-```
-
+    "dense": """\
 Names, shapes and configuration are those of the original model, so any tool that reads the original reads this. The
 weights are the products of the factors: this export is as large as the original and behaves like the factored one.""",
+    "compressed-tensors": """\
+Quantized layers are stored as `pack-quantized` of compressed-tensors, with different bits
+for different layers. vLLM computes from the codes; `transformers` decompresses each layer when it is first used.""",
 }
 
 
@@ -43,7 +45,10 @@ def model_card(report: CompressionReport, kind: ExportKind, source: Path) -> str
     licence = _licence(source)
     export = next(item for item in report.exports if item.kind == kind)
     dense_layers = sum(layer.kind == "dense" for layer in report.layers)
-    front = ["library_name: transformers", f"base_model: {report.model}", "tags: [rocket, compressed]"]
+    front = ["library_name: transformers", f"base_model: {report.model}"]
+    # The Hub then lists it among the model's quantizations.
+    front += ["base_model_relation: quantized"] if any(layer.kind in CODE_KINDS for layer in report.layers) else []
+    front.append(f"tags: [{', '.join(['rocket', 'compressed', *_TAGS.get(kind, ())])}]")
     front += [f"license: {licence}"] if licence else []
     licence_text = f"That of the base model: {licence}." if licence else "That of the base model; see there."
     return f"""---
@@ -69,7 +74,8 @@ Rank, sparsity and error of every layer stand in `report.json`, and are drawn in
 {_quality(report)}
 ## Loading
 
-{_LOADING[kind].format(snippet=loading_snippet(report, kind, "path/to/this/folder"))}
+{_commands(report, kind)}
+{_NOTES[kind]}
 
 ## Limits
 
@@ -80,6 +86,11 @@ Compression loses quality; how much depends on the ratio and on how close the ca
 
 {licence_text}
 """
+
+
+def _commands(report: CompressionReport, kind: ExportKind) -> str:
+    commands = run_commands(report, kind, "path/to/this/folder")
+    return "".join(f"{command.purpose}:\n\n```{command.language}\n{command.text}\n```\n\n" for command in commands)
 
 
 def _quality(report: CompressionReport) -> str:

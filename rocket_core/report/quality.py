@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rocket_core.config import ExportKind
+from rocket_core.engines import ExportKind
 from rocket_core.report.formatting import percent_text
 from rocket_core.schema import FrozenModel
 

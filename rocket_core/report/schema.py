@@ -8,7 +8,8 @@ from pydantic import Field
 from rocket_core.budget import achieved_ratio, bits_per_weight, sparsity
 from rocket_core.candidates import CODE_KINDS, Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.code_format import CodeBits, ScaleBits
-from rocket_core.config import BudgetUnit, CompressionConfig, ExportKind, InputKind, Objective
+from rocket_core.config import BudgetUnit, CompressionConfig, InputKind, Objective
+from rocket_core.engines import ExportKind
 from rocket_core.report.formatting import kwh_text, percent_text
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel

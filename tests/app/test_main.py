@@ -99,6 +99,7 @@ def test_only_listed_endpoints_are_async(app):
     assert asynchronous == {"is_alive"} | sleeping | sharing
 
 
+@pytest.mark.slow
 def test_the_web_process_is_small_and_has_no_torch(tmp_path):
     code = (
         "import sys; from pathlib import Path; from app.main import create_app\n"

@@ -13,7 +13,7 @@ TERMINAL = {"succeeded", "failed", "cancelled"}
 STOP = 10
 
 
-@pytest.mark.databases("sqlite", "postgres")
+@pytest.mark.databases("sqlite", soak=("postgres",))
 def test_a_job_stopped_and_killed_gives_identical_bytes(start_service, expected):
     seed = random.SystemRandom().randrange(10**6)
     moments = random.Random(seed)

@@ -1,7 +1,7 @@
-"""Processes killed at every dangerous place.
+"""Processes killed at dangerous places: each process at least once, and around each commit.
 
-One job is struck at all failpoints in turn, each time in the state left by the last attempt: as hard as a job for
-each failpoint, with half as many process starts. `make soak` kills every process at every failpoint.
+One job is struck at all of them in turn, each time in the state left by the last attempt: as hard as a job for each,
+with half as many process starts. `make soak` kills every process at every failpoint.
 """
 
 import pytest
@@ -19,13 +19,16 @@ from tests.e2e.kill_matrix import (
 )
 from tests.reference.fake_hub import FakeHub
 
+# Between the others, the same process writes the same kind of state.
+LEFT_TO_SOAK = {"after-row", "after-layer", "after-allocation", "mid-save"}
+PLACES = [point for point in POINTS if point.name not in LEFT_TO_SOAK]
 # Each failpoint after the claim costs an attempt, except the last, which strikes when the job has ended.
-ATTEMPTS = 1 + sum(point.where in ATTEMPT_PROCESSES for point in POINTS) - 1
+ATTEMPTS = 1 + sum(point.where in ATTEMPT_PROCESSES for point in PLACES) - 1
 
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory, postgres, redis_server):
-    """Return a deployment on Postgres and Redis, and a job that was struck at every failpoint."""
+    """Return a deployment on Postgres and Redis, and a job that was struck at every one of them."""
     folder = tmp_path_factory.mktemp("kills")
     marks, data_dir = folder / "marks", folder / "data"
     (data_dir / "models").mkdir(parents=True)
@@ -33,7 +36,7 @@ def struck(tmp_path_factory, postgres, redis_server):
         hub.repositories["org/tiny"] = save_model(folder / "model")
         expected = uninterrupted(folder / "model", folder / "out")
         name = postgres.create(postgres.migrated)
-        given = environment(marks, [point.point() for point in POINTS], hub.url, folder / "hub")
+        given = environment(marks, [point.point() for point in PLACES], hub.url, folder / "hub")
         urls = {"ROCKET_DATABASE_URL": postgres.url(name), "ROCKET_BROKER_URL": redis_server.url}
         service = Deployment(data_dir, **given, **urls)
         try:
@@ -45,7 +48,7 @@ def struck(tmp_path_factory, postgres, redis_server):
             postgres.drop(name)
 
 
-@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
+@pytest.mark.parametrize("point", PLACES, ids=lambda point: point.name)
 def test_a_job_survives_a_kill(struck, point):
     _, job, marks, _ = struck
     assert (marks / point.name).exists(), "nobody came there"

@@ -11,7 +11,8 @@ from tests.reference.tiny_models import save_tiny_model
 REQUEST = {"model_id": "local/tiny", "ratio": 0.3, "calibration": {"samples": 2, "sequence_length": 16}}
 # The broker does not depend on what a job does, so that the job need not load torch.
 IDLE = REQUEST | {"metadata": {"work": "none"}}
-PATIENCE_SECONDS = 1.0
+# Less than the 5 seconds after which a request to the broker times out.
+PATIENCE_SECONDS = 4.0
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def service(tmp_path_factory, postgres, redis_server):
 
 
 def answers_in_time(service):
-    """Check that all requests are answered within a second despite the outage; return the id of the accepted job."""
+    """Check that no request waits for the broker despite the outage; return the id of the accepted job."""
     began = time.monotonic()
     accepted = service.client.post("/jobs", json=IDLE)
     took = [time.monotonic() - began]

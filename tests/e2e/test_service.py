@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.kill_matrix import uninterrupted
 from tests.e2e.service_process import ROCKET
 from tests.e2e.watching import LAYERS, REQUEST, assert_whole, events_of, has_told
+from tests.sampling import sweep
 
 
 def assert_small(service):
@@ -76,6 +77,7 @@ def test_jobs_can_be_cancelled_and_retried(finished_job, small_model, tmp_path):
     assert len([event for event in events_of(service, retried) if event["type"] == "layer"]) < LAYERS
 
 
+@pytest.mark.soak  # `test_outages` kills the broker of a running service.
 def test_an_unavailable_broker_loses_no_job(start_service, expected):
     service = start_service(ROCKET_BROKER_URL="redis://127.0.0.1:1/0")
     job_id = service.submit(**REQUEST)
@@ -127,11 +129,10 @@ def test_api_processes_share_a_data_folder_but_not_with_serve(finished_job, tmp_
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (["--host", "192.0.2.1"], "no API key"),
-        (["--host", "example.org"], "no API key"),
-        (["--port", "x"], "port"),
-    ],
+    sweep(
+        [(["--host", "192.0.2.1"], "no API key")],
+        soak=[(["--host", "example.org"], "no API key"), (["--port", "x"], "port")],
+    ),
 )
 def test_an_invalid_serve_command_fails_at_once(tmp_path, options, message):
     command = [ROCKET, "serve", "--data-dir", tmp_path / "data", *options]

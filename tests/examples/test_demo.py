@@ -93,6 +93,7 @@ def test_a_data_folder_in_use_is_reported_with_what_to_do(tmp_path):
     assert "Traceback" not in output
 
 
+@pytest.mark.soak
 def test_an_interrupted_demo_stops_the_service(tmp_path):
     with demo(tmp_path) as process:
         seen = []

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core.code_format import CodeFormat
-from rocket_core.layers import LayerFactors, StoredLinear, compose_weight
+from rocket_core.layers import LayerFactors, StoredLinear, compose_weight, round_values
 from rocket_core.linalg.integer_codes import RoundedWeight, search_scales
 from rocket_core.linalg.rounding import round_to_nearest
 from tests.reference.tiny_models import FAMILIES
@@ -112,6 +112,16 @@ def quantized_factors(model, seed=0):
     return factors
 
 
+def coded_values(model, seed=0):
+    """Return `mixed_factors` whose numbers are codes, of 4 and 8 bits in turn; layers of a group have the same bits."""
+    factors = mixed_factors(model, seed)
+    owners = [name for name, one in factors.items() if one.dictionary_owner is None]
+    bits = {name: (4, 8)[index % 2] for index, name in enumerate(owners)}
+    return {
+        name: round_values(one, bits[one.dictionary_owner or name], (one.shape[1],)) for name, one in factors.items()
+    }
+
+
 def embedding_codes(model):
     """Return rounded weights of the token embedding, in 5 bits, and of an untied head, in 8 bits."""
     names = {id(module): name for name, module in model.named_modules()}
@@ -139,6 +149,7 @@ ARTIFACTS = {family: (build, random_factors) for family, build in FAMILIES.items
 ARTIFACTS |= {
     f"{family}, quantized": (FAMILIES[family], quantized_factors) for family in ("llama", "gpt2", "opt", "gemma")
 }
+ARTIFACTS |= {f"{family}, values in codes": (FAMILIES[family], coded_values) for family in ("llama", "gpt2", "opt")}
 """What is compressed: how to build the model, and how to make its factors."""
 
 

@@ -59,6 +59,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     began = time.monotonic()
     process = python(IMPORTED_BY_HELP)
@@ -85,6 +86,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     ],
     ids=lambda arguments: arguments[0],
 )
+@pytest.mark.slow
 def test_base_install_names_the_missing_packages(arguments: tuple[str, ...]) -> None:
     process = python(BASE_INSTALL, OPTIONAL, *arguments)
 
@@ -95,6 +97,7 @@ def test_base_install_names_the_missing_packages(arguments: tuple[str, ...]) -> 
     assert process.stdout == ""
 
 
+@pytest.mark.slow
 def test_base_install_has_help_and_version() -> None:
     assert python(BASE_INSTALL, OPTIONAL, "--help").returncode == 0
     assert python(BASE_INSTALL, OPTIONAL, "--version").stdout == f"rocket {__version__}\n"
@@ -102,6 +105,7 @@ def test_base_install_has_help_and_version() -> None:
         assert python(BASE_INSTALL, OPTIONAL, command, "--help").returncode == 0
 
 
+@pytest.mark.slow
 def test_base_install_talks_to_a_server() -> None:
     process = python(BASE_INSTALL, OPTIONAL, "jobs", "--server", "http://127.0.0.1:9")
 

@@ -71,9 +71,9 @@ def test_baseline_methods_default_to_the_paper_preset(method):
 @pytest.mark.parametrize("method", ["rtn", "gptq"])
 def test_methods_of_one_format_have_a_default_format(method):
     plain = compression_config(method=method)
-    assert (plain.preset, plain.budget, plain.code_bits, plain.group_size) == ("paper", "bytes", 4, 32)
+    assert (plain.preset, plain.budget, plain.code_bits, plain.group_size) == ("paper", "bytes", (4,), (32,))
     assert compression_config(method=method, code_bits=None, group_size=None) == plain
-    assert compression_config(method=method, code_bits=8, group_size=0).group_size == 0
+    assert compression_config(method=method, code_bits=8, group_size=0).group_size == (0,)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_methods_of_one_format_have_a_default_format(method):
         ({"method": "rtn", "target_bytes": 10}, "leave ratio, target_bytes and bits out"),
         ({"method": "gptq", "bits": 4}, "code_bits, which .*bits is for the method rocket"),
         ({"method": "gptq", "budget": "parameters"}, "budget must be bytes"),
-        ({"method": "gptq", "code_bits": 7}, "code_bits: Input should be 2, 3, 4, 5, 6 or 8"),
+        ({"method": "gptq", "code_bits": 7}, "code_bits.0: Input should be 2, 3, 4, 5, 6 or 8"),
         ({"method": "gptq", "group_size": 16}, "group_size: Input should be 0, 32, 64 or 128"),
         ({"ratio": 0.5, "code_bits": 4}, "for the methods rtn and gptq"),
         ({"ratio": 0.5, "method": "wanda", "group_size": 32}, "for the methods rtn and gptq"),
@@ -157,3 +157,31 @@ def test_embeddings_take_part_where_bytes_are_counted(settings, profiles, decide
 def test_embeddings_cannot_be_included_where_none_are_quantized(settings):
     with pytest.raises(ValidationError, match="include embeddings"):
         CompressionConfig.model_validate(settings | {"include": ("embeddings",)})
+
+
+def test_an_engine_decides_kinds_exports_and_budget():
+    config = compression_config(engine="vllm", ratio=0.7)
+    assert (config.kinds, config.export, config.budget) == (("quantized",), ("compressed-tensors",), "bytes")
+    assert config.quantizes
+    assert not config.entropy_codes
+    assert not config.profiles_tables
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kinds": ("quantized", "sparse", "low_rank")}, "engine vllm does not read sparse, low_rank"),
+        ({"budget": "parameters"}, "the budget must count bytes"),
+        ({"method": "wanda", "budget": "bytes"}, "method wanda makes layers that engine vllm does not read"),
+        ({"include": ("embeddings",)}, "include embeddings"),
+        ({"export": ("dense",), "ratio": None, "target_bytes": 10**6}, "a size of the compressed-tensors artifact"),
+    ],
+)
+def test_what_an_engine_does_not_read_is_refused(settings, said):
+    with pytest.raises(InvalidConfigError, match=said):
+        compression_config(**({"engine": "vllm", "ratio": 0.5} | settings))
+
+
+def test_an_export_of_another_engine_is_refused():
+    with pytest.raises(InvalidConfigError, match="engine rocket does not read export compressed-tensors"):
+        compression_config(ratio=0.5, export=("compressed-tensors",))

@@ -16,6 +16,7 @@ from app.shared.errors import InvalidSettingsError
 from app.shared.repositories import jobs
 from app.shared.requests import JobRequest
 from tests.reference.reports import empty_report
+from tests.sampling import sweep
 from tests.worker.waiting import eventually
 from worker import confinement
 from worker.main import Worker
@@ -202,7 +203,7 @@ def test_a_download_has_a_network_and_only_one_token(database, program, secrets,
 
 
 @confined
-@pytest.mark.parametrize("place", ["report.json", "report.html", "dense/LICENSE", "dense"])
+@pytest.mark.parametrize("place", sweep(["report.json", "dense/LICENSE"], soak=["report.html", "dense"]))
 def test_a_link_in_place_of_a_file_fails_the_job(run, secrets, place, stored, tmp_path):
     before = stored()
     code = f"""
@@ -222,7 +223,7 @@ def test_a_link_in_place_of_a_file_fails_the_job(run, secrets, place, stored, tm
     assert stored() == before
 
 
-@pytest.mark.parametrize("folder", ["..", "../../..", "/", "factored"])
+@pytest.mark.parametrize("folder", sweep([".."], soak=["../../..", "/", "factored"]))
 def test_a_report_that_names_another_folder_fails_the_job(run, secrets, folder, stored):
     before = stored()
     code = f"""
@@ -237,25 +238,29 @@ def test_a_report_that_names_another_folder_fails_the_job(run, secrets, folder, 
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [
-        ('channel._connection.sendall(b"{}\\n")', "internal_error"),
-        ('channel._connection.sendall(b"[" * 100000 + b"\\n")', "internal_error"),
-        ('channel._connection.sendall(b"\\xff\\n")', "internal_error"),
-        ('channel.send(Failed(code="ours", message="see http://elsewhere"))', "internal_error"),
-        ('channel.send(Failed(code="fenced_out", message="x"))', "internal_error"),
-        (
-            'channel.send(Advanced(stage="exporting", layer=None, fraction=0.5, seconds_left=None))\n'
-            'channel.send(Advanced(stage="preflight", layer=None, fraction=0.5, seconds_left=None))',
-            "internal_error",
-        ),
-        (
-            'channel._connection.sendall(b\'{"kind":"advanced","stage":"exporting","layer":"a\\\\u0000",\''
-            'b\'"fraction":0.5,"seconds_left":null}\\n\')',
-            "internal_error",
-        ),
-        ("channel.send(CANCELLED)", "worker_lost"),
-        ('channel.send(Failed(code="corrupt_checkpoint", message="x"))', "corrupt_checkpoint"),
-    ],
+    sweep(
+        [
+            ('channel._connection.sendall(b"{}\\n")', "internal_error"),
+            ('channel.send(Failed(code="ours", message="see http://elsewhere"))', "internal_error"),
+            ("channel.send(CANCELLED)", "worker_lost"),
+            ('channel.send(Failed(code="corrupt_checkpoint", message="x"))', "corrupt_checkpoint"),
+        ],
+        soak=[
+            ('channel._connection.sendall(b"[" * 100000 + b"\\n")', "internal_error"),
+            ('channel._connection.sendall(b"\\xff\\n")', "internal_error"),
+            ('channel.send(Failed(code="fenced_out", message="x"))', "internal_error"),
+            (
+                'channel.send(Advanced(stage="exporting", layer=None, fraction=0.5, seconds_left=None))\n'
+                'channel.send(Advanced(stage="preflight", layer=None, fraction=0.5, seconds_left=None))',
+                "internal_error",
+            ),
+            (
+                'channel._connection.sendall(b\'{"kind":"advanced","stage":"exporting","layer":"a\\\\u0000",\''
+                'b\'"fraction":0.5,"seconds_left":null}\\n\')',
+                "internal_error",
+            ),
+        ],
+    ),
 )
 def test_messages_from_a_process_are_validated(run, code, expected):
     job = run(code + "\ntime.sleep(600)", max_attempts=1)

@@ -408,6 +408,7 @@ def test_a_process_without_a_claim_ends_at_once(settings, quick, claim, look, fa
     assert look(quick).status == "running"
 
 
+@pytest.mark.soak  # `test_warm_job` cancels a forked process.
 def test_a_cancelled_process_releases_its_job_in_time(configure, database, submit, model, look, cancel, messages):
     job_id = submit(calibration=QUICK["calibration"])
     runner = Runner(configure(cancel_grace_seconds=60), database)

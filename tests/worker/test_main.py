@@ -12,6 +12,7 @@ from celery.worker import state as celery_state
 from sqlalchemy import text
 
 from app.shared.queue import create_celery, notify, queue_name
+from tests.sampling import sweep
 from tests.servers import Redis
 from tests.worker.waiting import eventually
 from worker.main import Worker
@@ -110,7 +111,7 @@ def test_a_repeated_message_runs_its_job_once(configure, start_worker, program, 
     celery.close()
 
 
-@pytest.mark.parametrize("broker", ["down", "silent"])
+@pytest.mark.parametrize("broker", sweep(["silent"], soak=["down"]))
 def test_polling_alone_finishes_every_job(
     configure, start_worker, program, diary, submit, statuses, closed_port, silent_port, broker
 ):
@@ -248,7 +249,7 @@ def test_with_redis_only_workers_of_the_queue_are_notified(
     assert statuses([for_gpu]) == {"queued": 1}
 
 
-@pytest.mark.parametrize("fate", ["idle", "running", "frozen"])
+@pytest.mark.parametrize("fate", sweep(["running", "frozen"], soak=["idle"]))
 def test_with_redis_a_worker_ends_promptly_and_releases_its_job(
     configure, start_worker, program, diary, submit, look, redis, fate
 ):

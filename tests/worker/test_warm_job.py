@@ -21,6 +21,11 @@ pytestmark = pytest.mark.skipif(not WarmJobs.is_supported(), reason="this system
 CANARY = "canary-0123456789"
 KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 CALIBRATION = {"samples": 2, "sequence_length": 16}
+# Two layers, and few steps.
+QUICK = {
+    "calibration": CALIBRATION,
+    "options": {"preset": "paper", "ignore": ["*.mlp.*", "*.k_proj", "*.v_proj", "*.o_proj"]},
+}
 # Imported by every interpreter that is started with it on PYTHONPATH; replaces what reads the model.
 CURIOUS = """
 import json, os
@@ -90,7 +95,7 @@ def template():
 
 
 def test_warm_jobs_produce_the_bytes_of_fresh_ones(warm_kept, settings, database, submit, model, look, published):
-    first, second, third = (submit(calibration=CALIBRATION) for _ in range(3))
+    first, second, third = (submit(**QUICK) for _ in range(3))
     assert warm_kept.run(first)
     pid = template().pid
     assert warm_kept.run(second)
@@ -144,7 +149,7 @@ def test_models_of_the_hub_are_cached_for_all_jobs(warm, submit, look, tmp_path,
     with FakeHub() as hub:
         hub.repositories["org/model"] = {file.name: file.read_bytes() for file in folder.iterdir()}
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        job = submit(model_id="org/model", calibration=CALIBRATION)
+        job = submit(model_id="org/model", **QUICK)
         assert warm().run(job)
     assert (look(job).status, look(job).error) == ("succeeded", None)
     assert [path.name for path in (tmp_path / "cache" / "hub").glob("models--*")] == ["models--org--model"]
@@ -174,6 +179,7 @@ def test_cancelling_stops_a_forked_job(configure, database, template_kept, submi
     assert named("worker.job") == named("worker.compute") == []
 
 
+@pytest.mark.soak
 def test_a_job_outlives_the_loss_of_its_template(warm, submit, model, look):
     runner = warm()
     job = submit(calibration=CALIBRATION)

@@ -1,4 +1,7 @@
-"""Bytes of the factored artifact before it is written, so that a target size can be met to the byte."""
+"""Bytes of an artifact before it is written, so that a target size can be met to the byte.
+
+The size is that of the factored artifact, or for another engine of the one that it reads.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -9,6 +12,7 @@ from rocket_core.allocation.predictor import Predictor
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import TensorPlan, checkpoint_bytes, header_bytes, plan_tensor
 from rocket_core.code_format import coded_format
+from rocket_core.exports import compressed_tensors
 from rocket_core.layers import FACTOR_NAMES, mask_shape
 from rocket_core.layers.code_tensors import code_shapes
 from rocket_core.pipeline.context import Run
@@ -22,7 +26,7 @@ _DIGITS = 3
 
 
 def bytes_beside(run: Run, layers: Collection[str]) -> int:
-    """Return an upper bound on the factored artifact's bytes other than the weights of the given layers.
+    """Return an upper bound on the artifact's bytes other than the weights of the given layers.
 
     Args:
         run: the run.
@@ -30,11 +34,12 @@ def bytes_beside(run: Run, layers: Collection[str]) -> int:
     """
     compressible = {f"{run.disk_name(name)}.weight" for name in layers}
     tensors: list[tuple[str, tuple[int, ...]]] = []
-    others = 0
+    # No part has more dimensions, or is longer, than the weight's own shape. Codes have fewer parts.
+    parts = compressed_tensors.PARTS if _is_packed(run) else FACTOR_NAMES
+    others = run.config.reader.layer_bytes * len(layers)
     for key, entry in run.checkpoint.entries.items():
         if key in compressible:
-            # No part has more dimensions, or is longer, than the weight's own shape. Codes have fewer parts.
-            tensors += ((key.removesuffix("weight") + part, entry.shape) for part in FACTOR_NAMES)
+            tensors += ((key.removesuffix("weight") + part, entry.shape) for part in parts)
         else:
             tensors.append((key, entry.shape))
             others += plan_untouched(run, entry).nbytes
@@ -43,7 +48,7 @@ def bytes_beside(run: Run, layers: Collection[str]) -> int:
 
 
 def artifact_bytes(run: Run, selected: Iterable[tuple[LayerProfile, Candidate]]) -> int:
-    """Return the bytes of all safetensors of the factored artifact, names and shapes included.
+    """Return the bytes of all safetensors of the artifact, names and shapes included.
 
     Args:
         run: the run.
@@ -105,6 +110,10 @@ def spare_bytes(run: Run, allocation: Allocation, selected: Sequence[tuple[Layer
             return allocation.budget - allocation.kept
 
 
+def _is_packed(run: Run) -> bool:
+    return run.config.reader.exports[0] == "compressed-tensors"
+
+
 def _parts(run: Run, key: str, layer: LayerProfile, candidate: Candidate) -> Iterator[TensorPlan]:
     """Yield the tensors of a stored layer, without their contents."""
     for part, (dtype, shape) in _tensors(run, layer, candidate).items():
@@ -113,6 +122,8 @@ def _parts(run: Run, key: str, layer: LayerProfile, candidate: Candidate) -> Ite
 
 def _tensors(run: Run, layer: LayerProfile, candidate: Candidate) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Return dtype and shape of each tensor, by the part of its name after `L.`."""
+    if _is_packed(run):
+        return compressed_tensors.part_shapes((layer.d_in, layer.d_out), candidate.code_format, run.dtype)
     if candidate.kind == "quantized":
         shapes = code_shapes((layer.d_in, layer.d_out), candidate.code_format)
         return {part: (torch.uint8, shape) for part, shape in shapes.items()}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -10,10 +10,20 @@ from torch import Tensor
 
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import CODE_KINDS
-from rocket_core.layers import LayerEntry, LayerFactors, StoredWeight, layer_tensors
+from rocket_core.layers import (
+    LayerEntry,
+    LayerFactors,
+    StoredWeight,
+    approximation,
+    coded_entry,
+    layer_tensors,
+    round_values,
+)
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import CompressedLayer, LayerProblem, Method
+from rocket_core.methods.layer_problem import output_errors
+from rocket_core.methods.sampled_outputs import output_importance
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
@@ -57,8 +67,9 @@ def compress_layers(
         here = [unit for unit in units if unit.names[0] in names]
         pending = [unit for unit in here if not is_finished(work, unit)]
         statistics: dict[str, GramStatistics] = {}
-        if not all(_has_statistics(work, unit) for unit in pending):
-            statistics, _ = walk.statistics(index, names, input_grams=method.needs_input_gram)
+        if not all(_has_statistics(run, work, unit) for unit in pending):
+            input_grams = method.needs_input_gram or run.config.rounds_values
+            statistics, _ = walk.statistics(index, names, input_grams=input_grams)
         done += len(here) - len(pending)
         if pending != here:
             monitor.skip_to(done / total)
@@ -66,7 +77,7 @@ def compress_layers(
             monitor.step(done / total, unit.names[0])
             with naming_the_layer(unit.names[0]):
                 problem = _problem(run, work, unit, statistics)
-                result = compress_unit(method, problem, sizes.sized(unit))
+                result = with_rounded_values(run, unit, problem, compress_unit(method, problem, sizes.sized(unit)))
                 achieved = AchievedErrors(errors=result.errors.cpu(), energies=output_energies(problem))
                 save(run, work, unit, result.factors, achieved)
             del problem
@@ -87,6 +98,18 @@ def compress_unit(method: Method, problem: LayerProblem, unit: CompressionUnit) 
         return method.compress_shared(problem, candidate.rank, unit.nnz)
     assert not others
     return method.compress(problem, candidate)
+
+
+def with_rounded_values(
+    run: Run, unit: CompressionUnit, problem: LayerProblem, result: CompressedLayer
+) -> CompressedLayer:
+    """Return a compressed unit with its numbers rounded to `value_bits`, unless they are stored as they are."""
+    if not run.config.rounds_values or not isinstance(result.factors, LayerFactors):
+        return result
+    widths = tuple(run.architecture.shape(name)[1] for name in unit.names)
+    factors = round_values(result.factors, run.config.value_bits, widths)
+    removed = problem.weight.to(problem.precision) - approximation(factors, problem.precision)
+    return CompressedLayer(factors=factors, errors=output_errors(problem.gram(), removed) * output_importance(problem))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +149,8 @@ def save(run: Run, work: WorkFolder, unit: CompressionUnit, factors: StoredWeigh
         if isinstance(own, RoundedWeight):
             coded_bytes = tensors["weight"].numel() if own.entropy_coded else None
             codes = LayerEntry.of_codes(own.scales.format, own.scales.exponent, coded_bytes)
+        elif own.value_codes:
+            codes = coded_entry(own)
         work.save_factors(name, tensors, codes=codes)
         work.save_outcome(name, _outcome(own, tensors, achieved.relative(part)))
 
@@ -140,7 +165,9 @@ def _split(run: Run, unit: CompressionUnit, factors: StoredWeight) -> Iterator[S
     for index, name in enumerate(unit.names):
         part = slice(begin, begin + run.architecture.shape(name)[1])
         begin = part.stop
-        yield LayerFactors(
+        yield replace(
+            factors,
+            value_codes=factors.value_codes[index : index + 1],
             dictionary=factors.dictionary,
             coefficients=factors.coefficients[:, part],
             support=None if factors.support is None else factors.support[:, part],
@@ -158,8 +185,10 @@ def output_energies(problem: LayerProblem) -> Tensor:
 
 
 def _outcome(stored: StoredWeight, tensors: dict[str, Tensor], error: float) -> LayerOutcome:
-    nnz = math.prod(stored.shape) if isinstance(stored, RoundedWeight) else tensors["weight"].numel()
-    atoms = tensors["weight_u"].numel() if "weight_u" in tensors else 0
+    nnz = math.prod(stored.shape) if isinstance(stored, RoundedWeight) else stored.nnz
+    atoms = 0
+    if isinstance(stored, LayerFactors) and stored.dictionary is not None and "weight_u" in tensors:
+        atoms = stored.dictionary.numel()
     return LayerOutcome(
         nnz=nnz,
         kept_parameters=nnz + atoms,
@@ -168,10 +197,11 @@ def _outcome(stored: StoredWeight, tensors: dict[str, Tensor], error: float) -> 
     )
 
 
-def _has_statistics(work: WorkFolder, unit: CompressionUnit) -> bool:
-    if unit.candidates[0].kind in _NEED_GRAM:
-        return work.has_gram(unit.input_group)
-    return work.has_basis(_basis_name(unit))
+def _has_statistics(run: Run, work: WorkFolder, unit: CompressionUnit) -> bool:
+    only_gram = unit.candidates[0].kind in _NEED_GRAM
+    if (only_gram or run.config.rounds_values) and not work.has_gram(unit.input_group):
+        return False
+    return only_gram or work.has_basis(_basis_name(unit))
 
 
 def _basis_name(unit: CompressionUnit) -> str:
@@ -183,7 +213,8 @@ def _problem(run: Run, work: WorkFolder, unit: CompressionUnit, statistics: dict
     if sums is None:
         profile = work.profile(unit.names[0])
         assert profile is not None
-        gram = work.gram(unit.input_group) if unit.candidates[0].kind in _NEED_GRAM else None
+        needs_gram = unit.candidates[0].kind in _NEED_GRAM or run.config.rounds_values
+        gram = work.gram(unit.input_group) if needs_gram else None
         gram = None if gram is None else gram.to(run.device)
         energy = torch.empty(0) if gram is None else gram.diagonal()
         sums = GramStatistics(tokens=profile.tokens, gram=gram, output_gram=None, input_energy=energy)

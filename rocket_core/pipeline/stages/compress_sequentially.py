@@ -29,7 +29,13 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
-from rocket_core.pipeline.stages.compress import AchievedErrors, compress_unit, is_finished, save
+from rocket_core.pipeline.stages.compress import (
+    AchievedErrors,
+    compress_unit,
+    is_finished,
+    save,
+    with_rounded_values,
+)
 from rocket_core.pipeline.stages.stored_weight import read_dense_weight
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -262,6 +268,7 @@ class SequentialCompression:
         with naming_the_layer(unit.names[0]):
             problem = layer_problem(run, self._work, unit.names, statistics, weight=target)
             result = compress_unit(run.method, problem, self._sizes.sized(unit))
+            result = with_rounded_values(run, unit, problem, result)
         energies = torch.cat([self._work.output_energies(name) for name in unit.names]).to(run.device)
         save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums, energies))
 

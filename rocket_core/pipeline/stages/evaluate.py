@@ -6,12 +6,14 @@ start, unless the evaluation was complete.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rocket_core.calibration.datasets import documents, file_documents, held_out_text, token_windows
 from rocket_core.calibration.inputs import DecoderText, EncoderText
-from rocket_core.config import BUILTIN_DATASET, EvaluationConfig, ExportKind
-from rocket_core.errors import EmptyCalibrationError
+from rocket_core.config import BUILTIN_DATASET, CompressionConfig, EvaluationConfig
+from rocket_core.engines import ExportKind
+from rocket_core.errors import EmptyCalibrationError, InvalidConfigError
 from rocket_core.evaluation import (
     EvaluationText,
     Measurement,
@@ -70,6 +72,11 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
     # Factored folders cannot be loaded without it.
     import rocket_core.hf  # noqa: F401
 
+    if _evaluated(run.config) == "compressed-tensors" and find_spec("compressed_tensors") is None:
+        raise InvalidConfigError(
+            "evaluating what vLLM reads needs compressed-tensors: pip install 'rocket-compress[vllm]', leave evaluate "
+            "out, or add the export factored"
+        )
     dense = open_model(run.source.folder)
     try:
         text = read_text(
@@ -87,7 +94,7 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
 def evaluate_export(
     run: Run, plan: EvaluationPlan, folders: Mapping[ExportKind, Path], work: WorkFolder, monitor: Monitor
 ) -> EvaluationReport:
-    """Evaluate the factored artifact, or the dense one if that is the only one, against the original.
+    """Evaluate the artifact that the engine reads, or the dense one if that is the only one, against the original.
 
     Args:
         run: the run.
@@ -104,7 +111,7 @@ def evaluate_export(
     known = work.evaluation(record)
     if known is not None:
         return known
-    kind: ExportKind = "factored" if "factored" in folders else "dense"
+    kind = _evaluated(run.config)
     compared = compare_models(
         plan.dense,
         open_model(folders[kind]),
@@ -127,6 +134,10 @@ def evaluate_export(
     )
     work.save_evaluation(record, report)
     return report
+
+
+def _evaluated(config: CompressionConfig) -> ExportKind:
+    return next((kind for kind in config.reader.exports if kind in config.export), config.export[0])
 
 
 def _documents(run: Run, settings: EvaluationConfig, token: str | None) -> Iterator[str]:

@@ -1,10 +1,12 @@
 """Export of the artifacts: safetensors tensor by tensor, config and tokenizer files."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, assert_never
 
 import torch
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core.checkpoint import (
@@ -15,13 +17,15 @@ from rocket_core.checkpoint import (
     write_checkpoint,
 )
 from rocket_core.checkpoint.reader import DTYPES
-from rocket_core.config import ExportKind
+from rocket_core.code_format import CodeFormat
+from rocket_core.engines import ExportKind
+from rocket_core.exports import compressed_tensors
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, copy_file, read_file
 from rocket_core.inspection.unsafe_settings import without_code
 from rocket_core.layers import LayerEntry, quantization_config
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages.stored_weight import read_dense_weight, stored_tensors
+from rocket_core.pipeline.stages.stored_weight import read_codes, read_dense_weight, stored_tensors
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerReport
 from rocket_core.system.files import atomic_write
@@ -40,8 +44,8 @@ def write_export(
     Args:
         run: the run.
         work: work folder with the factors, to which the artifact is written.
-        kind: `factored` (every layer as it is stored; smaller, loads with rocket_core.hf) or `dense` (stock names
-            and shapes).
+        kind: `factored` (every layer as it is stored; smaller, loads with rocket_core.hf), `dense` (stock names and
+            shapes) or a format of another engine.
         layers: every compressible layer by name.
         monitor: notified of every tensor.
 
@@ -58,12 +62,7 @@ def write_export(
     plans: list[TensorPlan] = []
     for key, entry in run.checkpoint.entries.items():
         layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
-        if layer is None:
-            plans.append(plan_untouched(run, entry))
-        elif kind == "factored":
-            plans += _plan_stored(work, layer.name, key)
-        else:
-            plans.append(_plan_composed(run, work, layer, entry))
+        plans += [plan_untouched(run, entry)] if layer is None else _plan_layer(run, work, kind, layer, entry)
     tensors = iter(range(len(plans)))
     write_checkpoint(
         folder,
@@ -71,8 +70,7 @@ def write_export(
         max_shard_bytes=run.config.max_shard_bytes,
         on_tensor=lambda key: monitor.step((begin + next(tensors) / len(plans)) / total, key),
     )
-    entries = {disk: _table_entry(run, work, layer) for disk, layer in stored.items()} if kind == "factored" else None
-    _write_config(run, folder, entries)
+    _write_config(run, folder, _quantization(run, work, kind, stored))
     for file in companions(run.source.folder, run.source.name):
         (folder / file).parent.mkdir(exist_ok=True)
         _copy(run.source.folder, file, folder / file)
@@ -91,6 +89,54 @@ def plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
     if run.config.dtype == "auto" or dtype is None or not dtype.is_floating_point or dtype == run.dtype:
         return plan_copy(entry)
     return plan_tensor(entry.key, run.dtype, entry.shape, entry.read)
+
+
+def _plan_layer(
+    run: Run, work: WorkFolder, kind: ExportKind, layer: LayerReport, entry: TensorEntry
+) -> Iterable[TensorPlan]:
+    base, shape = entry.key.removesuffix("weight"), (layer.d_in, layer.d_out)
+    match kind:
+        case "factored":
+            return _plan_stored(work, layer.name, entry.key)
+        case "dense":
+            return [_plan_composed(run, work, layer, entry)]
+        case "compressed-tensors":
+            return compressed_tensors.plan_layer(
+                base, shape, _code_format(work, layer.name), run.dtype, lambda: read_codes(work, layer.name, shape)
+            )
+        case _:
+            assert_never(kind)
+
+
+def _quantization(
+    run: Run, work: WorkFolder, kind: ExportKind, stored: Mapping[str, LayerReport]
+) -> dict[str, Any] | None:
+    """Return the `quantization_config` of `config.json`; None for a model that loads without.
+
+    Args:
+        run: the run.
+        work: work folder with the factors.
+        kind: the export.
+        stored: every layer that is not dense by its name in the files.
+    """
+    match kind:
+        case "factored":
+            return quantization_config({disk: _table_entry(run, work, layer) for disk, layer in stored.items()})
+        case "dense":
+            return None
+        case "compressed-tensors":
+            formats = {layer.name: (_code_format(work, layer.name), layer.d_in) for layer in stored.values()}
+            linear = (name for name, part in run.architecture.model.named_modules() if isinstance(part, nn.Linear))
+            dense = [name for name in linear if name not in formats]
+            return compressed_tensors.quantization_config(formats, dense) if formats else None
+        case _:
+            assert_never(kind)
+
+
+def _code_format(work: WorkFolder, name: str) -> CodeFormat:
+    codes = work.codes(name)
+    assert codes is not None, name
+    return codes.code_format
 
 
 def _plan_stored(work: WorkFolder, name: str, key: str) -> Iterator[TensorPlan]:
@@ -121,20 +167,22 @@ def _dictionary_owner(layer: LayerReport) -> str | None:
 
 def _table_entry(run: Run, work: WorkFolder, layer: LayerReport) -> LayerEntry:
     codes = work.codes(layer.name)
-    if codes is not None:
-        return codes
     owner = _dictionary_owner(layer)
+    if codes is not None:
+        if owner is None:
+            return codes
+        return LayerEntry(**(codes.model_dump() | {"dictionary": run.disk_name(owner)}))
     (nnz,) = stored_tensors(work, layer.name)["weight"].shape
     return LayerEntry(rank=layer.rank, nnz=nnz, dictionary=None if owner is None else run.disk_name(owner))
 
 
-def _write_config(run: Run, folder: Path, entries: dict[str, LayerEntry] | None) -> None:
+def _write_config(run: Run, folder: Path, quantization: dict[str, Any] | None) -> None:
     config = without_code(json.loads(read_file(run.source.folder, CONFIG_NAME)))
     if run.config.dtype != "auto":
         config.pop("torch_dtype", None)
         config["dtype"] = run.config.dtype
-    if entries is not None:
-        config["quantization_config"] = quantization_config(entries)
+    if quantization is not None:
+        config["quantization_config"] = quantization
     with atomic_write(folder / CONFIG_NAME) as stream:
         stream.write(_json(config))
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig, ExportKind
+from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig
+from rocket_core.engines import ExportKind
 from rocket_core.errors import InvalidConfigError
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.report_builder import without_paths

@@ -5,7 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.checkpoint import TensorEntry
-from rocket_core.layers import check_codes, compose_weight, unpack_codes, unpack_coefficients
+from rocket_core.layers import LayerEntry, check_codes, compose_weight, unpack_codes, unpack_coefficients
+from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.pipeline.state.work_folder import WorkFolder
 
 
@@ -14,6 +15,33 @@ def stored_tensors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
     entries = work.factors(name)
     assert entries is not None, name
     return entries
+
+
+def read_codes(work: WorkFolder, name: str, shape: tuple[int, int]) -> RoundedWeight:
+    """Return codes and scales of a compressed layer that has them, on the CPU.
+
+    Args:
+        work: work folder with the layer's tensors.
+        name: module name.
+        shape: `(d_in, d_out)` of the layer.
+
+    Raises:
+        CorruptCheckpointError: the stored tensors are inconsistent.
+    """
+    tensors = {part: stored.read() for part, stored in stored_tensors(work, name).items()}
+    codes = work.codes(name)
+    assert codes is not None, name
+    assert codes.scale_exponent is not None, name
+    code_format, coded_bytes = codes.code_format, codes.coded_bytes
+    check_codes(**tensors, shape=shape, code_format=code_format, layer=name, coded_bytes=coded_bytes)
+    return unpack_codes(
+        **tensors,
+        shape=shape,
+        code_format=code_format,
+        exponent=codes.scale_exponent,
+        entropy_coded=coded_bytes is not None,
+        layer=name,
+    )
 
 
 def read_dense_weight(
@@ -38,29 +66,46 @@ def read_dense_weight(
     Raises:
         CorruptCheckpointError: the stored tensors are inconsistent.
     """
-    tensors = {part: stored.read() for part, stored in stored_tensors(work, name).items()}
     codes = work.codes(name)
-    if codes is not None:
-        assert codes.scale_exponent is not None
-        code_format, coded_bytes = codes.code_format, codes.coded_bytes
-        check_codes(**tensors, shape=shape, code_format=code_format, layer=name, coded_bytes=coded_bytes)
-        rounded = unpack_codes(
-            **tensors,
-            shape=shape,
-            code_format=code_format,
-            exponent=codes.scale_exponent,
-            entropy_coded=coded_bytes is not None,
-            layer=name,
-        )
-        return rounded.rows(dtype)
+    if codes is not None and codes.is_quantized:
+        return read_codes(work, name, shape).rows(dtype)
+    tensors = {part: stored.read() for part, stored in stored_tensors(work, name).items()}
     d_in, d_out = shape
+    values = tensors["weight"]
+    if codes is not None:
+        assert codes.nnz is not None
+        values = _decoded(tensors, "weight", (codes.nnz, 1), codes, codes.scale_exponent, name, dtype).flatten()
     coefficients = unpack_coefficients(
-        tensors["weight"], tensors.get("weight_mask"), d_in if rank is None else rank, d_out, layer=name
+        values, tensors.get("weight_mask"), d_in if rank is None else rank, d_out, layer=name
     )
     if rank is None:
         return compose_weight(None, coefficients, dtype)
-    atoms = tensors.get("weight_u")
-    if atoms is None:
+    if "weight_u" not in tensors:
         assert dictionary_owner is not None, name
-        atoms = stored_tensors(work, dictionary_owner)["weight_u"].read()
-    return compose_weight(atoms.T, coefficients, dtype)
+        tensors |= {
+            part: stored.read() for part, stored in stored_tensors(work, dictionary_owner).items() if "_u" in part
+        }
+        owner_codes = work.codes(dictionary_owner)
+    else:
+        owner_codes = codes
+    if owner_codes is None:
+        return compose_weight(tensors["weight_u"].T, coefficients, dtype)
+    exponent = owner_codes.dictionary_exponent
+    atoms = _decoded(tensors, "weight_u", (rank, d_in), owner_codes, exponent, name, dtype)
+    return compose_weight(atoms, coefficients, dtype)
+
+
+def _decoded(
+    tensors: dict[str, torch.Tensor],
+    part: str,
+    shape: tuple[int, int],
+    codes: LayerEntry,
+    exponent: int | None,
+    name: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return numbers that are stored as codes, as the transposed weight that they would be, in the model's dtype."""
+    assert exponent is not None
+    packed, scales = tensors[part], tensors[f"{part}_scale"]
+    check_codes(packed, scales, shape, codes.code_format, name)
+    return unpack_codes(packed, scales, shape, codes.code_format, exponent, layer=name).rows(dtype)

@@ -56,7 +56,8 @@ def profile_table(
         return None
     problem = _problem(run, work, table, statistics)
     with naming_the_layer(table.name):
-        candidates = quantized.profile(problem, SampledOutputs.of(problem), formats_for(problem.shape[0]))
+        formats = formats_for(problem.shape[0], run.config.code_choices)
+        candidates = quantized.profile(problem, SampledOutputs.of(problem), formats)
     assert statistics.gram is not None
     work.save_gram(table.name, statistics.gram, quota=run.config.statistics_quota_bytes)
     d_in, d_out = problem.shape

@@ -3,8 +3,10 @@
   "use strict";
 
   const KINDS = ["dense", "low_rank", "factored", "sparse", "quantized", "entropy_coded"];
-  // Kinds that keep every weight, in fewer bits.
-  const CODE_KINDS = ["quantized", "entropy_coded"];
+  // By kind: colours of Okabe and Ito, which colour-blind people can tell apart, text that is legible on them, a letter.
+  const KIND_COLOURS = ["#999999", "#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#0072b2"];
+  const KIND_INKS = ["#000", "#000", "#000", "#000", "#000", "#fff"];
+  const KIND_LETTERS = ["D", "L", "F", "S", "Q", "E"];
   const percent = (value) => `${(100 * value).toFixed(1)} %`;
   const megabytes = (value) => `${(value / 1e6).toPrecision(3)} MB`;
   const short = (value) => (value === null || value === undefined ? "–" : Number(value).toPrecision(3));
@@ -33,18 +35,58 @@
     return prefix;
   }
 
+  // What a cell of the allocation map shows of a column: its value, colour scale, and text in the cell.
+  function measureOf(data, name) {
+    const column = data.columns.find((one) => one.name === name);
+    if (name === "kind") {
+      // Layers that share a dictionary are of the same kind.
+      const kind = (row) => KINDS.indexOf(row.kind.split(",")[0]);
+      const found = KINDS.map((_, at) => at).filter((at) => data.rows.some((row) => kind(row) === at));
+      return {
+        value: (row) => KINDS[kind(row)],
+        text: (row) => KIND_LETTERS[kind(row)],
+        ink: (row) => KIND_INKS[kind(row)],
+        color: {
+          type: "categorical",
+          domain: found.map((at) => KINDS[at]),
+          range: found.map((at) => KIND_COLOURS[at]),
+          tickFormat: (name) => `${KIND_LETTERS[KINDS.indexOf(name)]} ${name.replace("_", " ")}`,
+        },
+      };
+    }
+    const value = (row) => row[name];
+    const largest = Math.max(...data.rows.map((row) => value(row) ?? 0));
+    const most = column.kind === "fraction" ? 1 : name === "bits_per_weight" ? Math.max(8, largest) : largest || 1;
+    const texts = {
+      fraction: (number) => `${Math.round(100 * number)}`,
+      bytes: (number) => d3.format(".2~s")(number),
+      count: (number) => String(number),
+      number: (number) => (name === "bits_per_weight" ? number.toFixed(1) : d3.format(".1~e")(number)),
+    };
+    return {
+      value,
+      text: (row) => (value(row) === null || value(row) === undefined ? "–" : texts[column.kind](value(row))),
+      ink: (row) => (value(row) === null || value(row) === undefined ? "currentColor" : value(row) > 0.55 * most ? "#000" : "#fff"),
+      color: {
+        type: "linear",
+        domain: [0, most],
+        scheme: "viridis",
+        unknown: "transparent",
+        ticks: 5,
+        tickFormat: column.kind === "fraction" ? "%" : column.kind === "bytes" ? "~s" : column.kind === "number" ? "~g" : undefined,
+      },
+      label: column.title,
+    };
+  }
+
   function allocationMap(data, width) {
     const rows = data.rows;
     const blocks = [...new Set(rows.map((row) => row.block))];
     const projections = [...new Set(rows.map((row) => row.projection))];
-    const marginLeft = 12 + 7.2 * longest(projections);
+    const marginLeft = 24 + 7.2 * longest(projections);
     const cell = (width - marginLeft - 20) / blocks.length;
     const labelled = cell >= 40;
-    // The fraction of parameters tells nothing about layers that keep all of them in fewer bits.
-    const most = Math.max(8, ...rows.map((row) => row.bits_per_weight ?? 0));
-    const measure = rows.some((row) => CODE_KINDS.includes(row.kind))
-      ? { name: "bits_per_weight", most, label: "bits on disk per weight", text: (row) => row.bits_per_weight.toFixed(1) }
-      : { name: "kept_fraction", most: 1, label: "kept fraction of the layer's parameters", text: (row) => `${Math.round(100 * row.kept_fraction)}` };
+    const measure = measureOf(data, measureFor(data));
     return Plot.plot({
       ...common(data, width),
       marginLeft,
@@ -53,12 +95,12 @@
       height: 52 + 30 * projections.length,
       x: { domain: blocks, axis: "top", label: "block →", ticks: blocks.filter((_, at) => cell > 22 || at % 4 === 0), tickSize: 0, labelOffset: 42 },
       y: { domain: projections, label: null, tickSize: 0 },
-      color: { type: "linear", domain: [0, measure.most], scheme: "viridis", legend: true, marginLeft: 6, marginRight: 10, label: measure.label },
+      color: { ...measure.color, legend: true, marginLeft: 6, marginRight: 10, label: measure.label },
       marks: [
         Plot.cell(rows, {
           x: "block",
           y: "projection",
-          fill: measure.name,
+          fill: measure.value,
           stroke: "currentColor",
           strokeOpacity: 0.25,
           inset: 1,
@@ -68,7 +110,7 @@
               x: "block",
               y: "projection",
               text: measure.text,
-              fill: (row) => (row[measure.name] > 0.55 * measure.most ? "#000" : "#fff"),
+              fill: measure.ink,
               pointerEvents: "none",
             })
           : null,
@@ -79,10 +121,11 @@
             [
               row.layer,
               `${row.kind}, ${percent(row.kept_fraction)} kept`,
-              `${short(row.bits_per_weight)} bits per weight`,
+              `${short(row.bits_per_weight)} bits per weight, ${d3.format(",")(row.stored_bytes)} bytes`,
               `rank ${row.rank ?? "–"}`,
               `zeros ${row.sparsity === null ? "–" : percent(row.sparsity)}`,
               `error ${short(row.error)}`,
+              ...(row.loss === null ? [] : [`predicted increase of the loss ${short(row.loss)}`]),
             ].join("\n"),
         })),
       ],
@@ -92,7 +135,7 @@
   function kindScale(rows) {
     const found = KINDS.filter((kind) => rows.some((row) => row.kind === kind));
     return {
-      color: { domain: found, range: ["#7a8794", "#d1752c", "#4f8fd6", "#2f9e6e", "#b0579f"].filter((_, at) => found.includes(KINDS[at])) },
+      color: { domain: found, range: KIND_COLOURS.filter((_, at) => found.includes(KINDS[at])) },
       symbol: { domain: found, legend: true },
     };
   }
@@ -165,8 +208,11 @@
   function sizeFrontier(data, width) {
     const rows = data.rows;
     const marked = data.options.marked_bytes;
+    const error = data.options.marked_error;
     const nearest = marked === null || marked === undefined
       ? []
+      : error !== null && error !== undefined
+      ? [{ model_bytes: marked, error }]
       : [rows.reduce((best, row) => (Math.abs(row.model_bytes - marked) < Math.abs(best.model_bytes - marked) ? row : best))];
     return Plot.plot({
       ...common(data, width),
@@ -227,8 +273,42 @@
     "allocation-difference": allocationDifference,
   };
 
+  // The measures that somebody chose, by figure, also for those that replace the ones on the page.
+  const chosen = new Map();
+
+  function measureFor(data) {
+    const name = chosen.get(data.name);
+    return data.measures.includes(name) ? name : data.measures[0];
+  }
+
+  function offerMeasures(figure) {
+    const data = dataOf(figure);
+    if (!data.measures || data.measures.length < 2) return;
+    const label = document.createElement("label");
+    label.className = "measure";
+    label.append("Coloured by ");
+    const select = document.createElement("select");
+    for (const name of data.measures) {
+      const title = data.columns.find((column) => column.name === name).title;
+      select.append(new Option(title, name, false, name === measureFor(data)));
+    }
+    // Nothing else on the page depends on it, such as a form around it that would be sent again.
+    select.addEventListener("input", (event) => event.stopPropagation());
+    select.addEventListener("change", (event) => {
+      event.stopPropagation();
+      chosen.set(data.name, select.value);
+      draw(figure);
+    });
+    label.append(select);
+    figure.querySelector(".plot").before(label);
+  }
+
+  function dataOf(figure) {
+    return JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+  }
+
   function draw(figure) {
-    const data = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+    const data = dataOf(figure);
     const place = figure.querySelector(".plot");
     if (data.rows.length === 0 || place.clientWidth === 0) return;
     const chart = DRAWN[data.name](data, Math.max(280, place.clientWidth));
@@ -257,8 +337,9 @@
   function watch(root) {
     for (const figure of root.querySelectorAll("figure[data-figure]")) {
       const place = figure.querySelector(".plot");
-      if (place.dataset.watched) continue;
+      if (!place || place.dataset.watched) continue;
       place.dataset.watched = "yes";
+      offerMeasures(figure);
       widths.observe(place);
     }
   }

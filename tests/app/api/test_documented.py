@@ -17,7 +17,7 @@ from app.shared.storage import LocalStore
 from tests.app.api.conftest import BODY
 from tests.reference.fake_hub import FakeHub
 
-pytestmark = pytest.mark.databases("sqlite", "postgres")
+pytestmark = pytest.mark.databases("sqlite", soak=("postgres",))
 
 UNKNOWN = "/jobs/job_" + "0" * 26
 NO_PROFILE = "/profiles/prof_" + "0" * 26

@@ -1,6 +1,7 @@
 """Malformed and hostile requests at every endpoint: they are refused properly, and never echoed."""
 
 import io
+import itertools
 import json
 import logging
 from pathlib import Path
@@ -11,6 +12,7 @@ from app.shared.logging import configure_logging
 from app.shared.repositories import keys
 from app.shared.settings import Settings
 from tests.app.api.conftest import BODY
+from tests.sampling import sweep
 
 CANARY = "canary-hunter2"
 BODIES = [
@@ -52,6 +54,11 @@ TEXTS = [
 ]
 HEADERS = ["Idempotency-Key", "Prefer", "Last-Event-ID", "If-None-Match", "Range", "Accept", "X-Request-Id", "If-Range"]
 RAW = [b"", b"\xff\xfe", CANARY.encode(), b"9" * 400, b'"' * 300, b"wait=" + b"9" * 400, b"bytes=" + b"9" * 400 + b"-"]
+
+
+# One in so many requests is sent. Without a common factor with the numbers of bodies, headers and texts, each of them
+# still reaches some endpoints.
+APART = sweep([7], soak=[1])
 
 
 @pytest.fixture
@@ -117,33 +124,36 @@ def stored(settings):
     return b"".join(part.read_bytes() for part in file.parent.glob(f"{file.name}*"))
 
 
-def test_hostile_bodies_break_no_endpoint_and_are_not_echoed(client, operations, log, settings):
-    for method, path, _parameters in operations:
-        for body in BODIES:
-            headers = {"Content-Type": "application/json"}
-            require_good_order(client.request(method, path, content=body, headers=headers), log)
+@pytest.mark.parametrize("apart", APART)
+def test_hostile_bodies_break_no_endpoint_and_are_not_echoed(client, operations, log, settings, apart):
+    headers = {"Content-Type": "application/json"}
+    requests = itertools.product(operations, BODIES)
+    for (method, path, _parameters), body in itertools.islice(requests, 0, None, apart):
+        require_good_order(client.request(method, path, content=body, headers=headers), log)
     assert CANARY.encode() not in stored(settings)
 
 
-def test_hostile_queries_break_no_endpoint_and_are_not_echoed(client, operations, log):
+@pytest.mark.parametrize("apart", APART)
+def test_hostile_queries_break_no_endpoint_and_are_not_echoed(client, operations, log, apart):
+    asked = []
     for method, path, parameters in operations:
         names = {item["name"] for item in parameters if item["in"] == "query"} - {"metadata"}
-        for name in sorted(names | {"metadata[a]", "metadata[", CANARY}):
-            for text in TEXTS:
-                encoded = "".join(f"%{byte:02x}" for byte in text.encode("utf-8", "surrogatepass"))
-                require_good_order(client.request(method, f"{path}?{name}={encoded}"), log)
+        asked += [(method, f"{path}?{name}") for name in sorted(names | {"metadata[a]", "metadata[", CANARY})]
+    for (method, address), text in itertools.islice(itertools.product(asked, TEXTS), 0, None, apart):
+        encoded = "".join(f"%{byte:02x}" for byte in text.encode("utf-8", "surrogatepass"))
+        require_good_order(client.request(method, f"{address}={encoded}"), log)
 
 
-def test_hostile_headers_break_no_endpoint_and_are_not_echoed(client, operations, log):
-    for method, path, _parameters in operations:
-        for name in HEADERS:
-            for raw in RAW:
-                if (name, raw) == ("X-Request-Id", CANARY.encode()):
-                    # This one is meant to be echoed.
-                    continue
-                sent = [(name.encode(), raw), (b"Content-Type", b"application/json")]
-                body = json.dumps(BODY).encode() if method == "POST" else None
-                require_good_order(client.request(method, path, headers=sent, content=body), log)
+@pytest.mark.parametrize("apart", APART)
+def test_hostile_headers_break_no_endpoint_and_are_not_echoed(client, operations, log, apart):
+    # The last one is meant to be echoed.
+    given = [pair for pair in itertools.product(HEADERS, RAW) if pair != ("X-Request-Id", CANARY.encode())]
+    for (method, path, _parameters), (name, raw) in itertools.islice(
+        itertools.product(operations, given), 0, None, apart
+    ):
+        sent = [(name.encode(), raw), (b"Content-Type", b"application/json")]
+        body = json.dumps(BODY).encode() if method == "POST" else None
+        require_good_order(client.request(method, path, headers=sent, content=body), log)
 
 
 def test_hostile_paths_break_nothing_and_are_not_echoed(client, log, done):

@@ -27,6 +27,7 @@ from app.shared.outcomes import JobError
 from app.shared.repositories import leases, outputs, sweeps
 from tests.app.api.conftest import BODY
 from tests.reference.life_cycle import ACCEPTED, CONFLICT, HELD, OK, TERMINAL, UNPROCESSABLE, Lives
+from tests.sampling import examples
 
 pytestmark = pytest.mark.databases("sqlite", "postgres")
 
@@ -389,8 +390,8 @@ def machine(app, context, client, worker, clock):
 
 def test_any_history_of_jobs_follows_the_life_cycle(machine):
     chosen = profile_settings(
-        # 10 by default; `pytest --hypothesis-profile soak` runs more.
-        max_examples=max(1, profile_settings().max_examples // 10),
+        # 5 by default; `pytest --hypothesis-profile soak` runs more.
+        max_examples=examples(50) // 10,
         stateful_step_count=40,
         deadline=None,
         # Shrinking a history takes minutes and hardly shortens it.

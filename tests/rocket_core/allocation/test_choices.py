@@ -12,8 +12,9 @@ from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from tests.reference import choices as reference
 from tests.reference.choices import ITEMSIZE, models
+from tests.sampling import examples
 
-many = settings(max_examples=150, deadline=None)
+many = settings(max_examples=examples(50), deadline=None)
 RATIOS = st.one_of(st.floats(0, 0.95), st.sampled_from([0.0, 0.2, 0.5]))
 MEASURES = st.sampled_from(["parameters", "bytes"])
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rocket_core.allocation import knapsack, label_search, smallest_cap, solve_knapsack
 from tests.reference import knapsack as reference
 from tests.reference.knapsack import instances
+from tests.sampling import examples
 
 
 def assert_optimal(solution, costs, errors, budget, optimum):
@@ -22,13 +23,13 @@ def assert_optimal(solution, costs, errors, budget, optimum):
     assert solution.lower_bound == solution.total_error
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(instances())
 def test_finds_the_brute_force_optimum_within_the_budget(instance):
     assert_optimal(solve_knapsack(*instance), *instance, reference.brute_force(*instance))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(instance=instances(), width=st.integers(1, 3), first_frontier=st.integers(0, 3))
 def test_finds_the_optimum_with_all_large_search_techniques(monkeypatch, instance, width, first_frontier):
     monkeypatch.setattr(knapsack, "_FIRST_LAYERS", 1)
@@ -41,7 +42,7 @@ def test_finds_the_optimum_with_all_large_search_techniques(monkeypatch, instanc
     assert_optimal(solve_knapsack(*instance), *instance, reference.brute_force(*instance))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(instances())
 def test_error_does_not_rise_as_the_budget_grows(instance):
     costs, errors, _ = instance

@@ -12,6 +12,7 @@ from rocket_core.errors import InfeasibleBudgetError
 from rocket_core.target import ByBits
 from tests.reference import choices as reference
 from tests.reference.choices import ITEMSIZE, models
+from tests.sampling import examples
 
 
 def test_a_stored_profile_names_its_budget_unit_measure():
@@ -38,7 +39,7 @@ def test_a_stored_profile_names_its_budget_unit_measure():
     assert ModelProfile.model_validate(stored) == profile
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     models(), st.integers(1, 1600), st.sampled_from(["parameters", "bytes"]), st.sampled_from(["whitened", "fisher"])
 )

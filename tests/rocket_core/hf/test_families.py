@@ -60,7 +60,7 @@ class TestEveryFamily:
         tensors = load_file(folder / "model.safetensors")
         assert {key: value for key, value in config.items() if key != "layers"} == {
             "quant_method": "rocket",
-            "format_version": 3 if "quantized" in family else 2 if "all kinds" in family else 1,
+            "format_version": 3 if "quantized" in family or "values" in family else 2 if "all kinds" in family else 1,
         }
         stock, factors = stock_and_factors(family)
         disk = disk_names(stock, factors)
@@ -79,8 +79,15 @@ class TestEveryFamily:
                 expected["rank"] = one.dictionary.shape[1]
             if one.dictionary_owner is not None:
                 expected["dictionary"] = disk[one.dictionary_owner]
+            weight_bytes = stored
+            if one.value_codes:
+                [values] = one.value_codes
+                expected |= entry_of_codes(values, None)
+                weight_bytes = budget.packed_bytes(stored, values.scales.format.bits)
+                if "dictionary" not in expected and one.dictionary is not None:
+                    expected["dictionary_exponent"] = one.dictionary_codes.scales.exponent
             assert entry == expected
-            assert tensors[f"{stem}.weight"].shape == (stored,)
+            assert tensors[f"{stem}.weight"].shape == (weight_bytes,)
             owns = one.dictionary is not None and one.dictionary_owner is None
             assert (f"{stem}.weight_u" in tensors) is owns
             mask = tensors.get(f"{stem}.weight_mask")
@@ -114,8 +121,9 @@ class TestEveryFamily:
         for name, entry in table.items():
             layer = stored_layers(base)[next(each for each in stored_layers(base) if name.endswith(each))]
             numbers = layer.in_features * layer.out_features
-            coded = entry.get("coded_bytes")
-            stored = entry["nnz"] if "nnz" in entry else coded or budget.packed_bytes(numbers, entry["bits"])
+            codes = entry.get("nnz", numbers)
+            packed = budget.packed_bytes(codes, entry["bits"]) if "bits" in entry else codes
+            stored = entry.get("coded_bytes") or packed
             assert tensors[f"{name}.weight"].shape == (stored,)
         assert all(
             f"{entry.get('dictionary', name)}.weight_u" in tensors for name, entry in table.items() if "rank" in entry

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.reference.factored_models import INPUT_IDS, load, logits
+from tests.sampling import sweep
 
 
 def run_python(script, *arguments):
@@ -75,6 +76,6 @@ print(json.dumps(answer))
 """
 
 
-@pytest.mark.parametrize("name", ["llama", "llama, all kinds", "llama, quantized"])
+@pytest.mark.parametrize("name", sweep(["llama, all kinds"], soak=["llama", "llama, quantized"]))
 def test_artifacts_can_be_reloaded_and_compiled(artifacts, name):
     assert run_python(RELOAD_AND_COMPILE, artifacts[name][1]) == [True, True, True]

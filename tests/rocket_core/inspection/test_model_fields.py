@@ -106,6 +106,7 @@ def test_a_real_model_agrees_with_its_config(family, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_no_default_field_of_a_family_is_refused():
     made = 0
     for name in CONFIG_MAPPING_NAMES:

@@ -59,6 +59,7 @@ def test_a_valid_request_passes(model):
 @pytest.mark.parametrize(
     "arguments", [("--ratio", "0.3", "--calibration", "wikitxt2"), ("--size", "100"), ("--ratio", "0.999")]
 )
+@pytest.mark.slow
 def test_the_command_refuses_without_torch(model, tmp_path, arguments):
     code = (
         "import sys\n"

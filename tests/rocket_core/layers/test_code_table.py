@@ -5,6 +5,7 @@ from rocket_core.code_format import CODE_BITS, CodeFormat
 from rocket_core.layers import code_table
 from rocket_core.layers.code_table import TableLayout, multiply_codes
 from tests.reference.stored_layers import make_rounded, rounded_weight
+from tests.sampling import sweep
 
 SHAPES = [(7, 5), (33, 16), (70, 131), (64, 257)]
 GROUPS = [(1, 16), (8, 6), (16, 6), (32, 8), (2**20, 16)]
@@ -25,7 +26,7 @@ def threads():
 
 @pytest.mark.parametrize("bits", CODE_BITS)
 @pytest.mark.parametrize(("group_size", "scale_bits"), GROUPS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", sweep([(SHAPES[0],), (SHAPES[2],)], soak=[(SHAPES[1],), (SHAPES[3],)]))
 def test_products_are_those_of_the_dense_weight(bits, group_size, scale_bits, shape):
     code_format = CodeFormat(bits=bits, group_size=min(group_size, shape[0]), scale_bits=scale_bits)
     rounded, layout, table, scales = make_table(code_format, *shape)

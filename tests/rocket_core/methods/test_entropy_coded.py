@@ -11,8 +11,7 @@ from rocket_core.layers import approximation, layer_tensors
 from rocket_core.methods import entropy_coded, method_for
 from rocket_core.methods.sampled_outputs import SampledOutputs
 from tests.reference.problems import example
-
-SHAPES = [(96, 128), (150, 60), (24, 200)]
+from tests.sampling import sweep
 
 
 def rocket(**settings):
@@ -24,8 +23,10 @@ def coded_size(factors):
     return sum(tensor.nbytes for tensor in layer_tensors(factors, torch.float16).values())
 
 
-@pytest.mark.parametrize("weights", [None, 2])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "weights"),
+    sweep([((60, 80), 2), ((24, 200), None)], soak=[((96, 128), None), ((96, 128), 2), ((150, 60), 2)]),
+)
 def test_layers_fill_their_bytes_with_less_error(shape, weights):
     layer = example(shape[0], shape[1:], weights=weights)
     method = rocket()
@@ -53,7 +54,7 @@ def test_more_bytes_leave_less_error():
 
 
 def test_at_equal_bytes_they_beat_codes_of_fixed_length():
-    layer = example(150, (200,), weights=1)
+    layer = example(80, (120,), weights=1)
     method = rocket(kinds=("quantized",))
     fixed = method.profile(layer.problem)
     for candidate in fixed:

@@ -16,6 +16,7 @@ from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import LayerProblem, method_for, quantized, sampled_outputs
 from rocket_core.methods.sampled_outputs import SampledOutputs
 from tests.reference.problems import TOKENS, example
+from tests.sampling import sweep
 
 SHAPES = [(24, 24), (36, 12), (150, 20)]
 
@@ -48,8 +49,13 @@ def test_candidates_have_the_errors_of_gptq(shape, weights):
         assert loss is None or candidate.loss == pytest.approx(loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("sequential", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "sequential"),
+    sweep(
+        [(SHAPES[0], True), (SHAPES[1], False)],
+        soak=[(SHAPES[0], False), (SHAPES[1], True), (SHAPES[2], False), (SHAPES[2], True)],
+    ),
+)
 def test_compression_has_the_stated_size_and_less_error(shape, sequential):
     layer = example(shape[0], shape[1:], weights=1)
     method = rocket(sequential=sequential)
@@ -160,7 +166,7 @@ def test_outputs_in_parts_give_the_codes_of_the_whole(monkeypatch):
     weight = torch.randn(24, 40, generator=generator, dtype=torch.float64) * torch.rand(40, generator=generator)
     gram = rows.T @ rows
     statistics = GramStatistics(tokens=200, gram=gram, output_gram=None, input_energy=gram.diagonal())
-    for code_format in formats_for(24):
+    for code_format in formats_for(24)[::4]:
         results = []
         for outputs in (2**14, 7):
             monkeypatch.setattr(sampled_outputs, "OUTPUTS_AT_ONCE", outputs)

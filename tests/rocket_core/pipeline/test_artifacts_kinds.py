@@ -21,11 +21,18 @@ from rocket_core.pipeline.stages.export import write_export
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.report.schema import LayerReport
-from tests.reference.factored_models import INPUT_IDS, load_unpacked, logits, mixed_factors, quantized_factors
+from tests.reference.factored_models import (
+    INPUT_IDS,
+    coded_values,
+    load_unpacked,
+    logits,
+    mixed_factors,
+    quantized_factors,
+)
 
 FAMILIES = ("llama", "gpt2", "opt")
-CASES = [(family, make) for make in (mixed_factors, quantized_factors) for family in FAMILIES]
-PARTS = ("weight", "weight_mask", "weight_scale", "weight_u")
+CASES = [(family, make) for make in (mixed_factors, quantized_factors, coded_values) for family in FAMILIES]
+PARTS = ("weight", "weight_mask", "weight_scale", "weight_u", "weight_u_scale")
 
 
 def kind_of(factors):
@@ -38,6 +45,17 @@ def kind_of(factors):
     return "low_rank" if factors.support is None else "factored"
 
 
+def coded_values_bytes(d_in, d_out, rank, nnz, factors):
+    """Return the bytes of codes in groups of 32 with scales of 8 bits, of the mask, and of own atoms."""
+    bits = factors.value_codes[0].scales.format.bits
+    size = budget.quantized_bytes(nnz, 1, bits, 32, 8)
+    if rank is None or nnz < rank * d_out:
+        size += budget.mask_bytes(d_in if rank is None else rank, d_out)
+    if rank is not None and factors.dictionary_owner is None:
+        size += budget.quantized_bytes(rank, d_in, bits, 32, 8)
+    return size
+
+
 def bytes_of(kind, layer, factors):
     """Return the bytes of a layer, by the formulas."""
     if isinstance(factors, RoundedWeight):
@@ -48,6 +66,8 @@ def bytes_of(kind, layer, factors):
     d_in, d_out, rank, nnz = layer["d_in"], layer["d_out"], layer["rank"], layer["nnz"]
     if kind == "dense":
         return budget.dense_bytes(d_in, d_out, 4)
+    if factors.value_codes:
+        return coded_values_bytes(d_in, d_out, rank, nnz, factors)
     if kind == "sparse":
         return budget.sparse_bytes(d_in, d_out, nnz, 4)
     if layer["dictionary"] in (None, layer["name"]):

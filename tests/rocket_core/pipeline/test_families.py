@@ -204,6 +204,7 @@ def test_a_stopped_encoder_decoder_ends_with_identical_bytes(
     assert fingerprint(output) == fingerprint(compressed("t5")[0])
 
 
+@pytest.mark.soak
 def test_missing_bases_are_calibrated_again(tmp_path, model_folder, settings_of, compressed, fingerprint):
     compress(str(model_folder("t5")), tmp_path / "out", settings_of("t5", statistics_quota_bytes=0))
     assert fingerprint(tmp_path / "out") == fingerprint(compressed("t5")[0])

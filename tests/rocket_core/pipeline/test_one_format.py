@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 import rocket_core.hf  # noqa: F401  # registers the quantizer
 from rocket_core.errors import InvalidConfigError
 from rocket_core.pipeline import ProfileCache, compress, profile_model
+from tests.sampling import sweep
 
 
 @pytest.fixture(params=["rtn", "gptq"])
@@ -19,8 +20,13 @@ def one_format(request, settings):
     return partial(settings, method=request.param, ratio=None)
 
 
-@pytest.mark.parametrize("sequential", [False, True])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize(
+    ("family", "sequential"),
+    sweep(
+        [("llama", True), ("gpt2", False)],
+        soak=[("llama", False), ("gpt2", True), ("bert", False), ("bert", True)],
+    ),
+)
 def test_every_layer_has_the_format_and_the_artifact_loads(family, sequential, model_folder, one_format, tmp_path):
     chosen = one_format(code_bits=3, group_size=32, sequential=sequential)
     report = compress(str(model_folder(family)), tmp_path / "out", chosen)

@@ -18,6 +18,7 @@ from rocket_core.errors import (
 from rocket_core.pipeline import compress, requirements
 from rocket_core.pipeline.preflight import prepare_run
 from tests.reference.tiny_models import save_tiny_model
+from tests.sampling import sweep
 
 
 def count_steps(model, output, config):
@@ -36,11 +37,12 @@ def steps(tmp_path_factory, model_folder, settings):
     return count_steps(str(model_folder("llama")), tmp_path_factory.mktemp("steps") / "out", settings())
 
 
+@pytest.mark.parametrize("every", sweep([41], soak=[7]))
 def test_cancelled_anywhere_it_resumes_to_the_same_bytes(
-    tmp_path, model_folder, settings, finished, fingerprint, steps
+    tmp_path, model_folder, settings, finished, fingerprint, steps, every
 ):
     expected = fingerprint(finished("llama")[0])
-    for step in range(0, len(steps), 7):
+    for step in range(0, len(steps), every):
         output = tmp_path / str(step)
         with pytest.raises(CompressionCancelledError, match="resume"):
             compress(str(model_folder("llama")), output, settings(), should_cancel=cancel_at(step))
@@ -50,11 +52,14 @@ def test_cancelled_anywhere_it_resumes_to_the_same_bytes(
         assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.html", "report.json"]
 
 
-def test_killed_repeatedly_it_resumes_to_the_same_bytes(tmp_path, model_folder, settings, finished, fingerprint, steps):
+@pytest.mark.parametrize("kills", sweep([((0.4, 0.75),)], soak=[((0.15, 0.4, 0.6, 0.75),)]))
+def test_killed_repeatedly_it_resumes_to_the_same_bytes(
+    tmp_path, model_folder, settings, finished, fingerprint, steps, kills
+):
     output = tmp_path / "out"
     server = ForkServer("tests.rocket_core.pipeline.victim:run", environment=os.environ)
     try:
-        for fraction in (0.15, 0.4, 0.6, 0.75):
+        for fraction in kills:
             step = next(index for index, progress in enumerate(steps) if progress.fraction >= fraction)
             arguments = [str(model_folder("llama")), str(output), settings().model_dump_json(), step]
             (tmp_path / "arguments").write_text(json.dumps(arguments))

@@ -50,6 +50,7 @@ def test_variables_set_by_the_user_are_kept(monkeypatch, name):
     assert environment == {"OMP_WAIT_POLICY": "ACTIVE", name: "3"}
 
 
+@pytest.mark.slow
 def test_torch_takes_its_thread_count_from_the_environment():
     code = (
         "import os\n"

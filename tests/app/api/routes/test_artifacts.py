@@ -19,7 +19,7 @@ from app.api.file_responses import requested_ranges
 from app.shared.errors import StorageUnavailableError
 from app.shared.repositories import sweeps
 
-pytestmark = pytest.mark.databases("sqlite", "postgres")
+pytestmark = pytest.mark.databases("sqlite", soak=("postgres",))
 
 CONTENT = bytes(range(256)) * 10
 NAME = "factored/model.safetensors"

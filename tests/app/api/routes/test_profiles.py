@@ -10,7 +10,7 @@ from app.shared.repositories import outputs
 from rocket_core.allocation import allocate, chosen
 from tests.app.api.conftest import BODY
 
-pytestmark = pytest.mark.databases("sqlite", "postgres")
+pytestmark = pytest.mark.databases("sqlite", soak=("postgres",))
 
 
 @pytest.fixture

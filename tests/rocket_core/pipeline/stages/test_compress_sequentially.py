@@ -9,6 +9,7 @@ import rocket_core.hf  # noqa: F401  registers the format
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline import compress
 from tests.rocket_core.pipeline.conftest import RATIO
+from tests.sampling import sweep
 
 FACTORED = ("low_rank", "factored", "shared")
 
@@ -33,8 +34,18 @@ def tensors(output):
     return load_file(output / "factored" / "model.safetensors")
 
 
-@pytest.mark.parametrize("kinds", [("low_rank", "factored", "shared", "sparse"), FACTORED, ("sparse",)])
-@pytest.mark.parametrize("budget", ["parameters", "bytes"])
+@pytest.mark.parametrize(
+    ("kinds", "budget"),
+    sweep(
+        [(("low_rank", "factored", "shared", "sparse"), "parameters"), (("sparse",), "bytes")],
+        soak=[
+            (("low_rank", "factored", "shared", "sparse"), "bytes"),
+            (("sparse",), "parameters"),
+            (FACTORED, "parameters"),
+            (FACTORED, "bytes"),
+        ],
+    ),
+)
 def test_the_budget_is_used_and_never_exceeded(run_with, kinds, budget):
     _, report = run_with(kinds=kinds, budget=budget)
     achieved = report.totals.achieved_ratio if budget == "parameters" else report.totals.achieved_byte_ratio
@@ -83,7 +94,7 @@ def test_a_shared_dictionary_is_stored_once_and_reported(run_with):
             assert layer.dictionary == layer.input_group
 
 
-@pytest.mark.parametrize("sequential", [True, False])
+@pytest.mark.parametrize("sequential", sweep([True], soak=[False]))
 def test_a_stopped_run_resumes_to_the_same_bytes(run_with, tmp_path, model_folder, settings, sequential):
     expected, _ = run_with(kinds=FACTORED, sequential=sequential)
     chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), kinds=FACTORED, sequential=sequential)
@@ -110,7 +121,7 @@ def test_a_stopped_run_resumes_to_the_same_bytes(run_with, tmp_path, model_folde
     ).read_bytes()
 
 
-@pytest.mark.parametrize("family", ["llama", "t5", "whisper", "roberta", "gpt2"])
+@pytest.mark.parametrize("family", sweep(["llama", "t5"], soak=["whisper", "roberta", "gpt2"]))
 def test_caching_outputs_changes_nothing(family, tmp_path, model_folder, settings, monkeypatch):
     calibration = {"samples": 4} | ({"dataset": "synthetic"} if family == "whisper" else {})
     # The kinds of one family are enough: outputs are cached before any candidate is made.
@@ -162,7 +173,7 @@ def test_a_group_is_profiled_first_and_reported_in_model_order(tmp_path, model_f
             assert last[layer.name] < last[layer.input_group]
 
 
-@pytest.mark.parametrize("family", ["t5", "whisper", "vit", "roberta"])
+@pytest.mark.parametrize("family", sweep(["t5", "vit"], soak=["whisper", "roberta"]))
 def test_the_best_preset_supports_every_kind_of_model(family, run_with):
     calibration = {"samples": 4} | ({} if family in {"t5", "roberta"} else {"dataset": "synthetic"})
     _, report = run_with(family, preset="best", calibration=calibration)
@@ -170,6 +181,7 @@ def test_the_best_preset_supports_every_kind_of_model(family, run_with):
     assert 0.3 - 1e-12 <= report.totals.achieved_ratio <= 0.302
 
 
+@pytest.mark.soak
 def test_layers_of_an_encoder_decoder_are_compressed_in_turn(run_with):
     _, report = run_with(
         "t5",

@@ -12,6 +12,7 @@ from rocket_core.pipeline.stages import sensitivity
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
 from tests.reference.sensitivity import assert_close, die_at, jacobian_energy, silent_monitor, squared_gradients
 from tests.reference.tiny_models import ALL_FAMILIES, save_tiny_model, tiny_inputs
+from tests.sampling import sweep
 
 ENCODER_DECODERS = ["t5", "whisper"]
 
@@ -64,7 +65,7 @@ def test_half_precision_comes_close(family, prepare, open_work):
     assert_close(found, squared_gradients(model, found, like(model, batch)), within=0.02)
 
 
-@pytest.mark.parametrize("family", ["vit", "siglip_vision", "roberta", "distilbert"])
+@pytest.mark.parametrize("family", sweep(["vit"], soak=["siglip_vision", "roberta", "distilbert"]))
 def test_without_a_loss_it_measures_the_final_hidden_states(family, prepare, open_work):
     # Including models with a head for masked tokens: they see the tokens that a decoder would predict.
     model, run = prepare(family, ignore=("*.0.*",))
@@ -76,7 +77,8 @@ def test_without_a_loss_it_measures_the_final_hidden_states(family, prepare, ope
     assert_close(found, jacobian_energy(model, found, like(model, batch)), within=0.08)
 
 
-def test_a_killed_encoder_decoder_resumes_to_the_same_bytes(prepare, open_work, monkeypatch):
+@pytest.mark.parametrize("step", sweep([7], soak=[1]))
+def test_a_killed_encoder_decoder_resumes_to_the_same_bytes(prepare, open_work, monkeypatch, step):
     model, run = prepare("t5", dtype=torch.float32, ignore=("*.SelfAttention.*", "*.DenseReluDense.wi*"))
     _, inputs = given(model)
 
@@ -85,7 +87,7 @@ def test_a_killed_encoder_decoder_resumes_to_the_same_bytes(prepare, open_work, 
         return {file.name: file.read_bytes() for file in (work.path / "sensitivities").iterdir()}
 
     expected = measured(open_work(run, inputs, "whole"))
-    for number in itertools.count():
+    for number in itertools.count(step=step):
         work = open_work(run, inputs, str(number))
         with monkeypatch.context() as patch:
             operations = die_at(patch, number, late=number % 2 == 1)
@@ -94,7 +96,6 @@ def test_a_killed_encoder_decoder_resumes_to_the_same_bytes(prepare, open_work, 
             except KeyboardInterrupt:
                 pass
             else:
-                assert next(operations) == number
-                assert number > 20
+                assert number >= next(operations) > 20
                 return
         assert measured(work) == expected

@@ -13,6 +13,7 @@ from rocket_core.pipeline import ProfileCache, compress
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.preflight import prepare_run, run_identity
 from rocket_core.pipeline.state.profile_cache import profile_identity
+from tests.sampling import sweep
 
 FAST = {"preset": "fast", "sensitivity_samples": 4, "export": ("factored",), "cap_slack": 0.01}
 
@@ -65,7 +66,7 @@ def run(tmp_path, model_folder, settings):
     return make
 
 
-@pytest.mark.parametrize("preset", ["paper", "fast", "best"])
+@pytest.mark.parametrize("preset", sweep(["fast"], soak=["paper", "best"]))
 def test_another_ratio_reuses_the_profile_with_identical_bytes(run, tmp_path, fingerprint, passes, preset):
     profile_cache = ProfileCache(tmp_path / "profiles")
     run(profile_cache, preset=preset, ratio=0.3)
@@ -161,7 +162,7 @@ def test_statistics_beyond_the_quota_are_collected_again(run, tmp_path, fingerpr
     assert fingerprint(output) == alone
 
 
-@pytest.mark.parametrize("harm", ["cut", "lost", "record"])
+@pytest.mark.parametrize("harm", sweep(["cut"], soak=["lost", "record"]))
 def test_a_damaged_profile_is_recreated(run, profiles, fingerprint, alone, harm):
     [place] = profiles.iterdir()
     if harm == "record":

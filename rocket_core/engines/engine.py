@@ -1,0 +1,43 @@
+"""What an engine reads: the description that restricts candidates and decides the exports. Loads no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rocket_core.code_format import CodeChoices
+
+EngineName = Literal["rocket", "vllm"]
+ExportKind = Literal["factored", "dense", "compressed-tensors"]
+Kind = Literal["low_rank", "factored", "shared", "sparse", "quantized", "entropy_coded"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """An engine that runs compressed models.
+
+    Attributes:
+        name: value of the option `engine`.
+        title: its name as people write it.
+        exports: the exports that it is offered by default; the first is the one whose size a target in bytes limits.
+        readable: every export that may be asked for.
+        kinds: ways to store a layer that it reads.
+        codes: the formats of integer codes that it reads.
+        one_format_per_input: whether all layers that read the same input must be stored in the same way, because the
+            engine fuses them.
+        tables: whether it reads a quantized token embedding and head.
+        layer_bytes: bytes that a quantized layer takes in its file in addition to codes and scales.
+        classes: endings of the model classes that it runs.
+        refused_families: model types among these whose quantized layers it does not read, with the reason.
+    """
+
+    name: EngineName
+    title: str
+    exports: tuple[ExportKind, ...]
+    readable: tuple[ExportKind, ...]
+    kinds: tuple[Kind, ...]
+    codes: CodeChoices
+    one_format_per_input: bool = False
+    tables: bool = False
+    layer_bytes: int = 0
+    classes: tuple[str, ...] = ()
+    refused_families: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,135 @@
+"""Quantized layers as compressed-tensors stores them: `pack-quantized`, read by vLLM and by `transformers`.
+
+A layer L has the tensors
+
+- `L.weight_packed`: codes + 2^(bits - 1) of an output in words of 32 bits, the first input in the lowest bits,
+- `L.weight_scale`: a scale for each output and group, in the model's dtype,
+- `L.weight_shape`: `(d_out, d_in)`.
+
+References:
+    compressed-tensors, `compressors/pack_quantized`, versions 0.15 to 0.20. Codes of 4 and 8 bits have the same bytes
+    in all of them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+from rocket_core.checkpoint import TensorPlan, plan_tensor
+from rocket_core.code_format import CodeFormat
+from rocket_core.linalg.integer_codes import RoundedWeight
+
+QUANT_METHOD = "compressed-tensors"
+"""Value of `quant_method` in `config.json`."""
+
+PARTS = ("weight_packed", "weight_scale", "weight_shape")
+"""Tensors of a layer, by the end of their names."""
+
+_FORMAT = "pack-quantized"
+_WORD_BITS = 32
+
+
+def part_shapes(
+    shape: tuple[int, int], code_format: CodeFormat, dtype: torch.dtype
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Return dtype and shape of each tensor of a layer, by the end of its name.
+
+    Args:
+        shape: `(d_in, d_out)` of the layer.
+        code_format: bits and groups; the codes of an output fill whole words.
+        dtype: dtype of the model.
+    """
+    d_in, d_out = shape
+    shapes = (d_out, d_in * code_format.bits // _WORD_BITS), (d_out, code_format.groups(d_in)), (2,)
+    return dict(zip(PARTS, zip((torch.int32, dtype, torch.int64), shapes, strict=True), strict=True))
+
+
+def plan_layer(
+    base: str,
+    shape: tuple[int, int],
+    code_format: CodeFormat,
+    dtype: torch.dtype,
+    read: Callable[[], RoundedWeight],
+) -> Iterator[TensorPlan]:
+    """Plan the tensors of a layer.
+
+    Args:
+        base: their names up to `weight`.
+        shape: `(d_in, d_out)` of the layer.
+        code_format: bits and groups.
+        dtype: dtype of the model and of scales; it represents the scales exactly.
+        read: returns codes and scales; called for each tensor when it is written.
+    """
+    d_in, d_out = shape
+    makers: tuple[Callable[[], Tensor], ...] = (
+        lambda: _packed(read()),
+        lambda: _scales(read(), dtype),
+        lambda: torch.tensor([d_out, d_in]),
+    )
+    for make, (part, stored) in zip(makers, part_shapes(shape, code_format, dtype).items(), strict=True):
+        yield plan_tensor(base + part, *stored, make)
+
+
+def quantization_config(formats: Mapping[str, tuple[CodeFormat, int]], dense: Sequence[str]) -> dict[str, Any]:
+    """Return the `quantization_config` of `config.json`: a group of layers for each format.
+
+    Groups of more bits come first: `transformers` with `dequantize=True` takes the bits of the first group for all
+    layers, which fails for narrower ones instead of giving wrong weights.
+
+    Args:
+        formats: format and input features of each quantized layer, by module name.
+        dense: module names of all other linear layers.
+    """
+    schemes: dict[tuple[int, int], list[str]] = {}
+    for name, (code_format, d_in) in formats.items():
+        group = -1 if code_format.group_size >= d_in else code_format.group_size
+        schemes.setdefault((code_format.bits, group), []).append(name)
+    ordered = sorted(schemes.items(), key=lambda scheme: (-scheme[0][0], scheme[0][1]))
+    return {
+        "quant_method": QUANT_METHOD,
+        "format": _FORMAT,
+        "quantization_status": "compressed",
+        "config_groups": {
+            f"group_{number}": _scheme(bits, group, targets) for number, ((bits, group), targets) in enumerate(ordered)
+        },
+        "ignore": list(dense),
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def _scheme(bits: int, group: int, targets: list[str]) -> dict[str, Any]:
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "channel" if group == -1 else "group",
+        "group_size": None if group == -1 else group,
+        "dynamic": False,
+    }
+    return {
+        "targets": targets,
+        "weights": weights,
+        "input_activations": None,
+        "output_activations": None,
+        "format": _FORMAT,
+    }
+
+
+def _packed(rounded: RoundedWeight) -> Int32[Tensor, "d_out words"]:
+    bits = rounded.scales.format.bits
+    levels = (rounded.codes.T.to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8).contiguous()
+    if bits == 4:
+        levels = levels[:, 0::2] | (levels[:, 1::2] << 4)
+    words: Tensor = levels.contiguous().view(torch.int32)
+    return words
+
+
+def _scales(rounded: RoundedWeight, dtype: torch.dtype) -> Float[Tensor, "d_out groups"]:
+    exact = rounded.scales.values(torch.float32).T
+    stored = exact.to(dtype)
+    assert torch.equal(stored.float(), exact), "scales were rounded to what both 16-bit dtypes represent"
+    return stored

@@ -1,0 +1,46 @@
+"""What an engine can run, judged from a model's config.json and headers. Loads no torch."""
+
+from collections.abc import Mapping
+
+from rocket_core.config import CompressionConfig
+from rocket_core.engines import ROCKET
+from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
+from rocket_core.inspection.layer_names import family_of
+
+_SIXTEEN_BITS = 2
+
+
+def check_engine(settings: Mapping[str, object], itemsize: int, config: CompressionConfig, model: str) -> None:
+    """Raise an error if the engine cannot run the model.
+
+    Args:
+        settings: the content of config.json. If it names no class, that is not judged.
+        itemsize: bytes of a stored number.
+        config: the compression.
+        model: name of the model in messages.
+
+    Raises:
+        UnsupportedArchitectureError: the engine does not run models of this class.
+        InvalidConfigError: the engine does not run models in this dtype.
+    """
+    engine = config.reader
+    if engine is ROCKET:
+        return
+    named = settings.get("architectures")
+    classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    if classes and not any(name.endswith(engine.classes) for name in classes):
+        raise UnsupportedArchitectureError(
+            f"{engine.title} runs language models, whose class ends with {' or '.join(engine.classes)}; {model} is "
+            f"of the class {', '.join(classes)}; use the engine rocket"
+        )
+    family = family_of(settings)
+    if family in engine.refused_families:
+        raise UnsupportedArchitectureError(
+            f"{engine.title} does not read quantized layers of {family} models: {engine.refused_families[family]}; use "
+            "the engine rocket"
+        )
+    if itemsize != _SIXTEEN_BITS:
+        raise InvalidConfigError(
+            f"{engine.title} runs models in 16 bits, and {model} is stored in {8 * itemsize}; set dtype to bfloat16 or "
+            "float16"
+        )

@@ -1,0 +1,81 @@
+"""What to type to run an artifact, for each program that reads it."""
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from rocket_core.config import InputKind
+from rocket_core.engines import ExportKind
+from rocket_core.report.schema import CompressionReport
+
+# Name and class of the preprocessor, by the kind of input.
+_READERS: dict[InputKind, tuple[str, str]] = {
+    "text": ("tokenizer", "AutoTokenizer"),
+    "images": ("processor", "AutoImageProcessor"),
+    "audio": ("processor", "AutoProcessor"),
+}
+# Package that `transformers` needs to read an export.
+_PACKAGES: dict[ExportKind, str] = {
+    "factored": "import rocket_core.hf  # pip install 'rocket-compress[torch]'",
+    "compressed-tensors": "import compressed_tensors  # pip install compressed-tensors",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCommand:
+    """How to run an artifact with one program.
+
+    Attributes:
+        program: name of the program.
+        language: language of the text.
+        text: code or commands, without a line break at the end.
+    """
+
+    program: str
+    language: Literal["python", "sh"]
+    text: str
+
+    @property
+    def purpose(self) -> str:
+        """What the text does."""
+        return "Load it" if self.language == "python" else f"Run it with {self.program}"
+
+
+def run_commands(report: CompressionReport, kind: ExportKind, folder: str) -> tuple[RunCommand, ...]:
+    """Return what to type to run an artifact, the program that it was made for first.
+
+    Args:
+        report: report of the compression.
+        kind: kind of the artifact.
+        folder: folder of the artifact.
+    """
+    loading = RunCommand(program="transformers", language="python", text=_loading_code(report, kind, folder))
+    served = report.model_class.endswith("ForCausalLM")
+    match kind:
+        case "factored":
+            return (loading,)
+        case "dense":
+            return (loading, _vllm(folder)) if served else (loading,)
+        case "compressed-tensors":
+            return (_vllm(folder), loading)
+        case _:
+            assert_never(kind)
+
+
+def _vllm(folder: str) -> RunCommand:
+    return RunCommand(program="vLLM", language="sh", text=f"vllm serve {shlex.quote(folder)}")
+
+
+def _loading_code(report: CompressionReport, kind: ExportKind, folder: str) -> str:
+    name, reader = _READERS[report.calibration.kind]
+    quoted = json.dumps(folder)
+    return "\n".join(
+        [
+            *([_PACKAGES[kind]] if kind in _PACKAGES else []),
+            f"from transformers import {', '.join(sorted((report.model_class, reader)))}",
+            "",
+            f"model = {report.model_class}.from_pretrained({quoted})",
+            f"{name} = {reader}.from_pretrained({quoted})",
+        ]
+    )

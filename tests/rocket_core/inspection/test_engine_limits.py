@@ -1,0 +1,38 @@
+import pytest
+
+from rocket_core.config import compression_config
+from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
+from rocket_core.inspection.engine_limits import check_engine
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+CONFIG = compression_config(engine="vllm", bits=5)
+
+
+def test_a_language_model_in_16_bits_runs():
+    check_engine(LLAMA, 2, CONFIG, "local/x")
+
+
+@pytest.mark.parametrize("architectures", [["BertForMaskedLM"], ["LlamaModel"]])
+def test_other_classes_are_refused_with_a_remedy(architectures):
+    with pytest.raises(UnsupportedArchitectureError, match=r"vLLM runs language models.* use the engine rocket"):
+        check_engine({"model_type": "x", "architectures": architectures}, 2, CONFIG, "local/x")
+
+
+@pytest.mark.parametrize("architectures", [[], None, "LlamaModel", [3]])
+def test_a_model_that_names_no_class_is_left_to_the_run(architectures):
+    check_engine({"model_type": "x", "architectures": architectures}, 2, CONFIG, "local/x")
+
+
+def test_transposed_layers_are_refused():
+    settings = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel", "XForCausalLM"]}
+    with pytest.raises(UnsupportedArchitectureError, match="gpt2 models: their weights are stored transposed"):
+        check_engine(settings, 2, CONFIG, "local/x")
+
+
+def test_32_bits_are_refused_with_the_dtypes():
+    with pytest.raises(InvalidConfigError, match="local/x is stored in 32; set dtype to bfloat16 or float16"):
+        check_engine(LLAMA, 4, CONFIG, "local/x")
+
+
+def test_the_engine_of_this_library_runs_everything():
+    check_engine({}, 4, compression_config(ratio=0.3), "local/x")

@@ -1,0 +1,21 @@
+"""Compression whose quantized layers may have some formats only."""
+
+import pytest
+
+from rocket_core.pipeline import compress
+
+BYTES = {"ratio": None, "preset": "fast", "sensitivity_samples": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "tables", "bits"), [({"bits": 6}, 0, {4, 8}), ({"target_bytes": 60_000}, 2, {8})])
+def test_quantized_layers_have_the_formats_asked_for(model_folder, settings, tmp_path, target, tables, bits):
+    config = settings(**BYTES, **target, code_bits=(4, 8), group_size=(32, 128), kinds=("quantized", "entropy_coded"))
+    report = compress(str(model_folder("llama")), tmp_path / "out", config)
+    assert len(report.tables) == tables
+    quantized = [layer for layer in report.layers if layer.kind != "dense"]
+    assert {layer.kind for layer in quantized} == {"quantized"}
+    assert {layer.bits for layer in quantized} == bits
+    for layer in quantized:
+        assert layer.group_size in {min(32, layer.d_in), min(128, layer.d_in)}
+        assert layer.scale_bits == (8 if layer.group_size == 32 < layer.d_in else 16)

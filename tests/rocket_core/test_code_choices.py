@@ -1,0 +1,100 @@
+"""Formats that a request allows quantized layers to have."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.shared.requests import JobRequest
+from rocket_core.code_format import ANY_CODES, CODE_BITS, CodeChoices, fewest_bytes, formats_for
+from rocket_core.config import compression_config
+from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
+from rocket_core.inspection.feasibility import check_any_selection, reach_of_layers
+from rocket_core.inspection.safetensors_headers import WeightSummary
+from rocket_core.target import ByBits
+
+SIZES = (0, 8, 16, 32, 64, 128)
+BYTES = {"ratio": 0.5, "budget": "bytes"}
+
+some_bits = st.lists(st.sampled_from(CODE_BITS), min_size=1, unique=True).map(tuple)
+some_sizes = st.lists(st.sampled_from(SIZES), min_size=1, unique=True).map(tuple)
+
+
+@given(bits=some_bits, sizes=some_sizes, d_in=st.integers(1, 300))
+def test_formats_have_the_bits_and_groups_asked_for(bits, sizes, d_in):
+    formats = formats_for(d_in, CodeChoices(bits=bits, group_sizes=sizes))
+    asked = {min(size, d_in) if size else d_in for size in sizes}
+    assert {(one.bits, one.group_size) for one in formats} == set(itertools.product(bits, asked))
+    assert len(formats) == len(bits) * len(asked)
+
+
+@given(bits=some_bits, d_in=st.integers(1, 300), d_out=st.integers(1, 50))
+def test_bits_alone_leave_the_usual_groups(bits, d_in, d_out):
+    limited, everything = formats_for(d_in, CodeChoices(bits=bits)), formats_for(d_in)
+    assert limited == tuple(one for width in bits for one in everything if one.bits == width)
+    fewest = fewest_bytes(d_in, d_out, CodeChoices(bits=bits))
+    assert fewest == min(one.stored_bytes(d_in, d_out) for one in limited) >= fewest_bytes(d_in, d_out)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ratio": 0.5, "code_bits": (4, 8)}, "kind quantized and a size"),
+        ({**BYTES, "kinds": ("sparse",), "group_size": 32}, "kind quantized and a size"),
+        ({**BYTES, "kinds": ("entropy_coded",), "code_bits": 8}, "kind quantized and a size"),
+        ({**BYTES, "code_bits": (4, 4)}, "code_bits has the same entry twice"),
+        ({**BYTES, "code_bits": (4, 7)}, "code_bits.1: Input should be 2, 3, 4, 5, 6 or 8"),
+        ({**BYTES, "group_size": ()}, "at least 1 item"),
+        ({**BYTES, "group_size": 24}, "group_size.0: Input should be 0, 8, 16, 32, 64 or 128"),
+        ({"method": "gptq", "code_bits": (4, 8)}, "one format: give one of code_bits and group_size"),
+        ({"method": "rtn", "group_size": (32, 64)}, "one format: give one of code_bits and group_size"),
+    ],
+)
+def test_formats_that_no_layer_can_have_are_refused(settings, said):
+    with pytest.raises(InvalidConfigError, match=said):
+        compression_config(**settings)
+
+
+def test_entropy_coding_has_no_bits_to_choose():
+    assert compression_config(**BYTES).entropy_codes
+    for limit in ({"code_bits": 8}, {"group_size": (32, 64)}):
+        limited = compression_config(**BYTES, **limit)
+        assert not limited.entropy_codes
+        assert limited.quantizes
+    assert compression_config(**BYTES).code_choices == ANY_CODES
+
+
+def test_bits_out_of_reach_of_the_codes_are_refused():
+    # 2 MiB as 16 bits; 4-bit codes with a 16-bit scale for every 64 inputs take 4.25 bits.
+    layers = [(1024, 1024)]
+    codes = CodeChoices(bits=(4, 8), group_sizes=(64,), alone=True)
+    reach = reach_of_layers(layers, itemsize=2, other_bytes=0, quantizes=True, codes=codes)
+    assert reach.bits == 4.25
+    assert reach.check(ByBits(bits=4.25)) > 0
+    with pytest.raises(InfeasibleBudgetError, match=r"about 4\.25 are the fewest"):
+        reach.check(ByBits(bits=4.2))
+    weights = WeightSummary(dtype_bytes={"F16": 2**21}, block_shapes={(1024, 1024): 1})
+    with pytest.raises(InfeasibleBudgetError):
+        check_any_selection(weights, ByBits(bits=4.2), itemsize=2, quantizes=True, codes=codes)
+
+
+def test_zeros_and_factors_may_take_less_than_the_codes():
+    weights = WeightSummary(dtype_bytes={"F16": 2**21}, block_shapes={(1024, 1024): 1})
+    target = ByBits(bits=6)
+    check_any_selection(weights, target, itemsize=2, quantizes=True, codes=CodeChoices(bits=(8,)))
+    with pytest.raises(InfeasibleBudgetError):
+        check_any_selection(weights, target, itemsize=2, quantizes=True, codes=CodeChoices(bits=(8,), alone=True))
+
+
+def test_one_number_is_sent_as_it_was_before_lists():
+    request = JobRequest(model_id="local/x", bits=4, options={"code_bits": [4], "group_size": 32})
+    assert '"code_bits":4,"group_size":32' in request.model_dump_json()
+    several = JobRequest(model_id="local/x", bits=4, options={"code_bits": [4, 8]})
+    assert '"code_bits":[4,8],"group_size":null' in several.model_dump_json()
+    for made in (request, several):
+        assert JobRequest.model_validate_json(made.model_dump_json()) == made
+        assert made.options.model_dump() == made.compression_config().model_dump(include=set(made.options.model_dump()))
+    assert (
+        len({request.fingerprint(), several.fingerprint(), JobRequest(model_id="local/x", bits=4).fingerprint()}) == 3
+    )
