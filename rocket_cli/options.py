@@ -34,6 +34,7 @@ class ExportChoice(StrEnum):
     FACTORED = "factored"
     DENSE = "dense"
     COMPRESSED_TENSORS = "compressed-tensors"
+    GGUF = "gguf"
 
 
 _EXPORTS = ", ".join(ExportChoice)
@@ -74,8 +75,8 @@ Size = Annotated[
     typer.Option(
         metavar="SIZE",
         parser=_size,
-        help="Maximum size of the factored artifact's weights: a number of bytes, or 500MB, 1.5GiB. Instead "
-        "of --ratio.",
+        help="Maximum size of the weights on disk, in the format that --for decides: a number of bytes, or 500MB, "
+        "1.5GiB. Instead of --ratio.",
         show_default=False,
     ),
 ]
@@ -127,8 +128,8 @@ Engine = Annotated[
     typer.Option(
         "--for",
         metavar="ENGINE",
-        help=f"What will run the result: {'; '.join(f'{name}, {engine.title}' for name, engine in ENGINES.items())}. "
-        "Decides how layers may be stored, and the exports.",
+        help=f"What will run the result: {', '.join(ENGINES)}; rocket is transformers with rocket_core.hf. Decides how "
+        "layers may be stored, and the exports.",
         show_default="rocket",
     ),
 ]

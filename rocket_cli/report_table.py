@@ -108,7 +108,7 @@ def _layer_table(report: CompressionReport, prefix: str) -> Table:
 def _cells(layer: LayerReport) -> tuple[str, ...]:
     error = layer.reconstruction_error if layer.achieved_error is None else layer.achieved_error
     return (
-        layer.kind if layer.dictionary is None else f"{layer.kind}, shared",
+        layer.block_type or (layer.kind if layer.dictionary is None else f"{layer.kind}, shared"),
         "-" if layer.rank is None else str(layer.rank),
         "-" if layer.nnz is None else count_text(layer.nnz),
         "-" if layer.sparsity is None else percent_text(layer.sparsity),

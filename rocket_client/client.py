@@ -105,7 +105,7 @@ class Rocket:
         Args:
             model_id: `namespace/name` on the Hub, or `local/NAME` from `models`.
             ratio: fraction of the compressible parameters to remove, [0, 1).
-            target_bytes: most bytes that the factored artifact may take, instead of a ratio.
+            target_bytes: most bytes that the artifact for the engine may take, instead of a ratio.
             bits: most bits per weight that the compressible layers may take, (0, 16], instead of a ratio.
             revision: branch, tag or commit of a repository on the Hub.
             calibration: `dataset`, `samples`, `sequence_length`, `seed`.
@@ -368,7 +368,7 @@ class Rocket:
         Args:
             job_id: a job that has succeeded.
             folder: target folder; created if necessary.
-            exports: only these exports (`factored`, `dense`), and the files outside of any export; empty takes all.
+            exports: only these exports (such as `factored`), and the files outside of any export; empty takes all.
             patience: seconds without a byte before giving up.
             on_progress: called after each chunk.
 

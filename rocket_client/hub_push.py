@@ -40,8 +40,8 @@ from rocket_client.errors import (
 from rocket_client.models import Artifact, Job
 from rocket_core import __version__
 
-# The smaller one first.
-_EXPORTS = ("factored", "dense")
+# The first that a job has is pushed.
+_EXPORTS = ("factored", "gguf", "compressed-tensors", "dense")
 _MAIN = "main"
 _RETRYABLE_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS})
 
@@ -75,7 +75,7 @@ class PushedExport:
         revision: branch.
         commit: the branch's last commit, which has these files.
         is_new: whether this push created that commit; otherwise the repository already had all files.
-        export: `factored` or `dense`.
+        export: kind of the export, such as `factored` or `gguf`.
         files: files of the export.
     """
 
@@ -104,7 +104,7 @@ def push_export(
         rocket: a client of the server that has the job.
         job_id: the job.
         destination: where to push.
-        export: `factored` or `dense`; None takes the first of them that the job has.
+        export: kind of the export; None takes the one made for the engine.
         folder: download folder, which a second call reuses; None takes `default_folder`.
         on_progress: called while the export is downloaded.
         on_upload: called after the download and before the upload.

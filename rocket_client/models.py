@@ -100,7 +100,7 @@ class Job(Resource):
     ratio: float | None = None
     """fraction of the compressible parameters to remove; None for another target, or a profile."""
     target_bytes: int | None = None
-    """most bytes that the factored artifact may take; None for another target, or a profile."""
+    """most bytes that the artifact for the engine may take; None for another target, or a profile."""
     bits: float | None = None
     """most bits per weight that the compressible layers may take; None for another target, or a profile."""
     calibration: Calibration
@@ -200,6 +200,8 @@ class Candidate(Resource):
     """inputs that share a scale; None unless quantized."""
     scale_bits: int | None = None
     """bits of a scale; None unless quantized."""
+    block_type: str | None = None
+    """block type of llama.cpp, such as Q4_K, instead of the three before it; None unless quantized for it."""
     kept_parameters: int
     """parameters that are left of the layer."""
     stored_bytes: int

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rocket_core.code_format import CodeBits, CodeFormat, ScaleBits
+from rocket_core.gguf_types import BlockType
 from rocket_core.schema import FrozenModel
 
 CandidateKind = Literal["dense", "low_rank", "factored", "sparse", "quantized", "entropy_coded"]
@@ -31,11 +32,13 @@ class Candidate(FrozenModel):
     dictionary: str | None = None
     """the layer whose dictionary this one uses, itself if it owns a shared one; None if not shared."""
     bits: CodeBits | None = None
-    """bits of a code; None unless quantized."""
+    """bits of a code; None unless quantized, as for the two fields below."""
     group_size: Annotated[int, Field(ge=1)] | None = None
-    """inputs that share a scale; None unless quantized."""
+    """inputs that share a scale."""
     scale_bits: ScaleBits | None = None
-    """bits of a scale; None unless quantized."""
+    """bits of a scale."""
+    block_type: BlockType | None = None
+    """block type of llama.cpp, instead of bits, size of groups and bits of scales; None unless quantized for it."""
     kept_parameters: _Count
     """`rank * d_in + nnz`, `d_in * d_out` if dense or of codes, `nnz` if sparse; `nnz` alone where the dictionary
     belongs to another layer.

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Literal
 
 from rocket_core.budget import quantized_bytes, scale_bytes
+from rocket_core.gguf_types import BLOCK_FORMATS, BlockFormat, block_types_for
 
 CodeBits = Literal[2, 3, 4, 5, 6, 8]
 ScaleBits = Literal[6, 8, 16]
@@ -36,12 +37,21 @@ class CodeChoices:
         alone: whether layers may be stored in no other way than as codes or dense.
         aligned: whether groups fill an output evenly and its codes whole words of 32 bits, and scales are as
             `CodeFormat.bfloat16_scales` says: what compressed-tensors stores.
+        blocks: whether layers have block types of llama.cpp instead; bits and group sizes do not matter then.
     """
 
     bits: tuple[CodeBits, ...] = CODE_BITS
     group_sizes: tuple[GroupSize, ...] | None = None
     alone: bool = False
     aligned: bool = False
+    blocks: bool = False
+
+    @property
+    def fewest_bits(self) -> float:
+        """A lower bound on the bits per weight of any layer."""
+        if self.blocks:
+            return min(block_format.bits_per_weight for block_format in BLOCK_FORMATS.values())
+        return min(self.bits)
 
     def groups(self, d_in: int) -> list[tuple[int, ScaleBits]]:
         """Return the sizes of groups in a layer, and the bits of their scales.
@@ -155,4 +165,7 @@ def formats_beside_coded(d_in: int, d_out: int) -> tuple[CodeFormat, ...]:
 
 def fewest_bytes(d_in: int, d_out: int, choices: CodeChoices = ANY_CODES) -> int | None:
     """Return the bytes of a layer in the smallest of these formats; None if it has none."""
-    return min((code_format.stored_bytes(d_in, d_out) for code_format in formats_for(d_in, choices)), default=None)
+    formats: tuple[CodeFormat | BlockFormat, ...] = formats_for(d_in, choices)
+    if choices.blocks:
+        formats = tuple(BLOCK_FORMATS[block_type] for block_type in block_types_for(d_in))
+    return min((each.stored_bytes(d_in, d_out) for each in formats), default=None)

@@ -238,8 +238,8 @@ class MethodOptions(FrozenModel):
     """
     engine: EngineName = "rocket"
     """program that will run the result: `rocket` (default) is `transformers` with `rocket_core.hf`, which reads every
-    kind; for `vllm` layers are quantized in formats that it reads, the budget counts bytes, and the artifact is one
-    of compressed-tensors. Costs nothing.
+    kind; for `vllm` and `llama.cpp` layers are quantized in formats that these read, the budget counts bytes, and
+    the artifact is one of compressed-tensors or a GGUF file. Costs nothing.
     """
     objective: Objective = "fisher"
     """error that the knapsack sums over layers: `weight` (the paper: relative error in the original space, under a cap
@@ -286,8 +286,8 @@ class MethodOptions(FrozenModel):
     """
     export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ROCKET.exports
     """artifacts to write: `factored` (every layer as it is stored), `dense` (stock names and shapes, as large as the
-    original) or, for the engine vllm, `compressed-tensors`. By default the first two, or for another engine what it
-    reads; each costs disk space.
+    original), or for the engines vllm and llama.cpp `compressed-tensors` and `gguf`. By default the first two, or what
+    the other engine reads; each costs disk space.
     """
     dtype: StorageDtype = "auto"
     """dtype in which the model is stored; `auto` (default) is the checkpoint's own. It also runs in this dtype, but on
@@ -351,8 +351,8 @@ class CompressionConfig(MethodOptions):
     bits per weight are given instead, or if layers are only to be profiled.
     """
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    """upper bound on the size of all safetensors of the factored artifact, instead of a ratio; None by default. With
-    it `budget` is `bytes`. Costs nothing.
+    """upper bound on the size of all weights of the artifact that the engine reads (safetensors, or the GGUF file
+    with everything in it), instead of a ratio; None by default. With it `budget` is `bytes`. Costs nothing.
     """
     bits: BitsPerWeight | None = None
     """upper bound on the bits per weight of the compressible layers as stored, (0, 16], instead of a ratio; None by
@@ -426,6 +426,8 @@ class CompressionConfig(MethodOptions):
             ("code_bits", self.code_bits, engine.codes.bits),
             ("group_size", self.group_size, engine.codes.group_sizes),
         ):
+            if asked and not known:
+                raise ValueError(f"engine {engine.name} has types of blocks instead of {name}; leave it out")
             if not set(asked or ()) <= set(known or ()):
                 raise ValueError(f"engine {engine.name} reads {name} of {', '.join(map(str, known or ()))} only")
         if self.include and not engine.tables:

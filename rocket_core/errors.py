@@ -7,7 +7,8 @@ RocketError
 ├── ModelNotFoundError              no such folder, repository or revision
 ├── HubUnavailableError             the model hub cannot be reached (worth retrying)
 ├── UnsupportedArchitectureError    nothing in this model can be compressed, or not by this method
-│   └── AlreadyQuantizedError       the weights are not plain floating-point numbers
+│   ├── AlreadyQuantizedError       the weights are not plain floating-point numbers
+│   └── UnsupportedExportError      the model cannot be written in the format of an engine
 ├── CalibrationError                the calibration data cannot be used
 │   ├── EmptyCalibrationError       fewer tokens than one window
 │   └── NonFiniteCalibrationError   NaN or infinity, with layer and batch
@@ -87,6 +88,12 @@ class AlreadyQuantizedError(UnsupportedArchitectureError):
     """The checkpoint holds quantized or already compressed weights."""
 
     code = "already_quantized"
+
+
+class UnsupportedExportError(UnsupportedArchitectureError):
+    """The model has something that the format of another engine cannot express."""
+
+    code = "unsupported_export"
 
 
 class CalibrationError(RocketError):

@@ -27,7 +27,8 @@ class ByBytes:
     """A size, which counts bytes whatever the budget unit is.
 
     Attributes:
-        target_bytes: upper bound on the bytes of all safetensors of the factored artifact.
+        target_bytes: upper bound on the bytes of the artifact that the engine reads: of all its safetensors, or of the
+            GGUF file.
     """
 
     target_bytes: int

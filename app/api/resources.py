@@ -45,7 +45,7 @@ class JobView(FrozenModel):
     ratio: float | None
     """fraction of the compressible parameters to remove, [0, 1); null if another target or a profile is requested."""
     target_bytes: int | None
-    """upper bound on the factored artifact's bytes; null if another target or a profile is requested."""
+    """upper bound on the bytes of the artifact for the engine; null if another target or a profile is requested."""
     bits: float | None
     """upper bound on the compressible layers' bits per weight, (0, 16]; null if another target or a profile is
     requested.

@@ -180,14 +180,15 @@ class AllocationRow(Base):
     """The candidate that the knapsack chose for one layer; `rank` and `nnz` are null where it is dense or of codes.
 
     A sparse layer has no rank. `dictionary` names the layer whose dictionary it shares. `bits` and the two columns
-    after it are null unless the layer is quantized.
+    after it are null unless the layer is quantized, and where it is quantized for llama.cpp, to a `block_type`.
     """
 
     __tablename__ = "allocations"
     __table_args__ = (
         CheckConstraint(
             "(kind IN ('dense', 'quantized', 'entropy_coded')) = (rank IS NULL AND nnz IS NULL)"
-            " AND (kind = 'quantized') = (bits IS NOT NULL AND group_size IS NOT NULL AND scale_bits IS NOT NULL)",
+            " AND (kind = 'quantized') = (bits IS NOT NULL AND group_size IS NOT NULL AND scale_bits IS NOT NULL"
+            " OR block_type IS NOT NULL)",
             name="kind",
         ),
     )
@@ -202,6 +203,7 @@ class AllocationRow(Base):
     bits: Mapped[int | None]
     group_size: Mapped[int | None]
     scale_bits: Mapped[int | None]
+    block_type: Mapped[str | None] = mapped_column(String(16))
     kept_parameters: Mapped[int] = mapped_column(BigInteger)
     stored_bytes: Mapped[int] = mapped_column(BigInteger)
     reconstruction_error: Mapped[float] = mapped_column(Float)

@@ -163,8 +163,8 @@ class JobRequest(_Stored):
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
     """fraction of the compressible parameters to remove, [0, 1)."""
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    """upper bound on the bytes of all safetensors files of the factored artifact, in place of a ratio; with it the
-    option `budget` is `bytes`.
+    """upper bound on the bytes of the artifact that the option `engine` reads, in place of a ratio: of all safetensors
+    files, or of the GGUF file with everything in it. With it the option `budget` is `bytes`.
     """
     bits: BitsPerWeight | None = None
     """upper bound on the bits per weight of the compressible layers as stored, (0, 16], in place of a ratio; codes,

@@ -24,7 +24,9 @@ Repository = Annotated[
 ]
 Export = Annotated[
     options.ExportChoice | None,
-    typer.Option(metavar="KIND", help="factored or dense.", show_default="factored, if the job has it"),
+    typer.Option(
+        metavar="KIND", help="Export to push, such as factored or gguf.", show_default="the one made for the engine"
+    ),
 ]
 Folder = Annotated[
     Path | None,

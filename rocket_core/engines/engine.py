@@ -6,8 +6,8 @@ from typing import Literal
 
 from rocket_core.code_format import CodeChoices
 
-EngineName = Literal["rocket", "vllm"]
-ExportKind = Literal["factored", "dense", "compressed-tensors"]
+EngineName = Literal["rocket", "vllm", "llama.cpp"]
+ExportKind = Literal["factored", "dense", "compressed-tensors", "gguf"]
 Kind = Literal["low_rank", "factored", "shared", "sparse", "quantized", "entropy_coded"]
 
 
@@ -26,7 +26,8 @@ class Engine:
             engine fuses them.
         tables: whether it reads a quantized token embedding and head.
         layer_bytes: bytes that a quantized layer takes in its file in addition to codes and scales.
-        classes: endings of the model classes that it runs.
+        classes: model classes that it runs, or their endings.
+        sixteen_bits: whether the model must be stored in 16 bits.
         refused_families: model types among these whose quantized layers it does not read, with the reason.
     """
 
@@ -40,4 +41,5 @@ class Engine:
     tables: bool = False
     layer_bytes: int = 0
     classes: tuple[str, ...] = ()
+    sixteen_bits: bool = False
     refused_families: Mapping[str, str] = field(default_factory=dict)

@@ -23,5 +23,6 @@ VLLM = Engine(
     # weight_shape
     layer_bytes=16,
     classes=("ForCausalLM",),
+    sixteen_bits=True,
     refused_families=MappingProxyType({"gpt2": "their weights are stored transposed"}),
 )

@@ -50,12 +50,14 @@ class ModelFolder:
         config: its configuration.
         tokenizer: its tokenizer.
         predicts_tokens: whether it is a causal language model; otherwise it is a text encoder.
+        gguf_file: name of the GGUF file with the weights; None if they are in safetensors.
     """
 
     path: Path
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase
     predicts_tokens: bool
+    gguf_file: str | None = None
 
 
 def open_model(path: Path) -> ModelFolder:
@@ -99,6 +101,8 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
         CheckpointError: weights are missing or damaged.
     """
     # Load the class that the checkpoint names: a bare encoder may have a pooler that the checkpoint lacks.
+    if folder.gguf_file is not None:
+        return _prepared(_load_gguf(folder), device)
     loader: Any = AutoModelForCausalLM if folder.predicts_tokens else named_class(folder.config) or AutoModel
     vet_folder(folder.path, str(folder.path))
     files = local_weight_files(folder.path, str(folder.path))
@@ -131,6 +135,23 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
             f"{folder.path} lacks {len(lacking)} weights, first {lacking[0]}; its files are incomplete or belong to "
             f"another {CONFIG_NAME}"
         )
+    return _prepared(loaded, device)
+
+
+def _load_gguf(folder: ModelFolder) -> Any:
+    """Return a model whose weights are in a GGUF file, dequantized to float32 as llama.cpp computes."""
+    with interpreting(str(folder.path), CheckpointFormatError), _loading(folder.path), offline():
+        return AutoModelForCausalLM.from_pretrained(
+            folder.path,
+            gguf_file=folder.gguf_file,
+            config=copy.deepcopy(folder.config),
+            local_files_only=True,
+            dtype=torch.float32,
+        )
+
+
+def _prepared(loaded: Any, device: torch.device) -> PreTrainedModel:
+    """Return a loaded model on a device, in the dtype that it runs in."""
     model = cast("PreTrainedModel", nn.Module.to(loaded, device))
     dtype = compute_dtype(model.dtype, device)
     if dtype != model.dtype:

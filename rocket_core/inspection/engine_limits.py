@@ -30,8 +30,8 @@ def check_engine(settings: Mapping[str, object], itemsize: int, config: Compress
     classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     if classes and not any(name.endswith(engine.classes) for name in classes):
         raise UnsupportedArchitectureError(
-            f"{engine.title} runs language models, whose class ends with {' or '.join(engine.classes)}; {model} is "
-            f"of the class {', '.join(classes)}; use the engine rocket"
+            f"{engine.title} can run models of the classes {', '.join(engine.classes)}, and {model} is a "
+            f"{', '.join(classes)}; use the engine rocket"
         )
     family = family_of(settings)
     if family in engine.refused_families:
@@ -39,7 +39,7 @@ def check_engine(settings: Mapping[str, object], itemsize: int, config: Compress
             f"{engine.title} does not read quantized layers of {family} models: {engine.refused_families[family]}; use "
             "the engine rocket"
         )
-    if itemsize != _SIXTEEN_BITS:
+    if engine.sixteen_bits and itemsize != _SIXTEEN_BITS:
         raise InvalidConfigError(
             f"{engine.title} runs models in 16 bits, and {model} is stored in {8 * itemsize}; set dtype to bfloat16 or "
             "float16"

@@ -1,5 +1,6 @@
 """Feasibility of a compression, judged from a model's headers. Loads no torch."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -91,7 +92,7 @@ def reach_of_layers(
     known = [sizes.of(*shape) for shape in layers]
     if table_parameters and quantizes:
         tables = table_parameters * itemsize
-        fewest = table_parameters * min(codes.bits) // 8
+        fewest = math.floor(table_parameters * codes.fewest_bits / 8)
         known.append(_Size(dense=tables, smallest=fewest, certain=tables, parameters=table_parameters))
         other_bytes -= tables
     return sizes.reach(known, other_bytes=other_bytes)

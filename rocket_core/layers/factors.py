@@ -10,6 +10,7 @@ from torch import Tensor
 from rocket_core.errors import InvalidConfigError
 from rocket_core.layers.code_tensors import pack_codes
 from rocket_core.layers.packing import pack_coefficients
+from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.integer_codes import RoundedWeight
 
 FACTOR_NAMES = ("weight", "weight_mask", "weight_u")
@@ -93,9 +94,9 @@ def compose_weight(
     return (_row_major(coefficients, exact) @ _row_major(dictionary, exact)).to(dtype)
 
 
-def approximation(stored: StoredWeight, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
+def approximation(stored: StoredWeight | BlockWeight, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
     """Return the weight that factors or codes represent, before they are rounded to the dtype they are stored in."""
-    if isinstance(stored, RoundedWeight):
+    if isinstance(stored, RoundedWeight | BlockWeight):
         return stored.weight(dtype)
     dictionary, coefficients = stored.dictionary, stored.coefficients
     return (coefficients if dictionary is None else dictionary @ coefficients).to(dtype)

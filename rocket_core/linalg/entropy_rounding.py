@@ -150,7 +150,7 @@ def round_for_rate(
             rest[row + 1 : end].addr_(factor[row, row + 1 : end], error, alpha=-1)
         rest[end:].addmm_(factor[begin:end, end:].mT, errors, alpha=-1)
     return [
-        in_order_of_inputs(own, order, target.scales, entropy_coded=True)
+        RoundedWeight(codes=in_order_of_inputs(own, order), scales=target.scales, entropy_coded=True)
         for own, target in zip(torch.split(codes, d_out, dim=1), targets, strict=True)
     ]
 
@@ -194,7 +194,7 @@ def improve_for_rate(
             moved = codes[begin:end].sub(before).mul_(steps)
             slope[:begin].addmm_(matrix[:begin, begin:end], moved, alpha=-1)
             slope[end:].addmm_(matrix[end:, begin:end], moved, alpha=-1)
-    return in_order_of_inputs(codes, order, scales, entropy_coded=True)
+    return RoundedWeight(codes=in_order_of_inputs(codes, order), scales=scales, entropy_coded=True)
 
 
 def bit_worth(importance: Float[Tensor, " d_out"], c: float) -> Float[Tensor, " d_out"]:

@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int8, Shaped
+from jaxtyping import Bool, Float, Int8, Shaped
 from torch import Tensor
 
 from rocket_core.code_format import CodeFormat
+from rocket_core.linalg.code_grids import Levels
 
 # The smallest scale that the search tries, as a part of the one that represents the largest weight of the group.
 _LEAST_PART = 0.4
@@ -69,6 +70,20 @@ class Scales:
         """Return the scale of every entry of the weight."""
         return self.values(dtype).repeat_interleave(self.format.group_size, dim=0)[:d_in]
 
+    @property
+    def levels(self) -> Levels:
+        """What codes can be."""
+        half = 2 ** (self.format.bits - 1)
+        return Levels(least=-half, largest=half - 1)
+
+    def shifted(self, weight: Float[Tensor, "d_in d_out"]) -> Float[Tensor, "d_in d_out"]:
+        """Return the weight itself: the code of zero is zero."""
+        return weight
+
+    def rounded(self, codes: Int8[Tensor, "d_in d_out"]) -> "RoundedWeight":
+        """Return the weight with these codes."""
+        return RoundedWeight(codes=codes, scales=self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundedWeight:
@@ -89,6 +104,16 @@ class RoundedWeight:
         """`(d_in, d_out)` of the layer."""
         d_in, d_out = self.codes.shape
         return d_in, d_out
+
+    def replaced(self, other: "RoundedWeight", outputs: Bool[Tensor, " d_out"]) -> "RoundedWeight":
+        """Return this weight with some outputs of another one, whose scales have the same unit."""
+        exponent, code_format = self.scales.exponent, self.scales.format
+        assert (exponent, code_format) == (other.scales.exponent, other.scales.format)
+        scales = torch.where(outputs, other.scales.codes, self.scales.codes)
+        return RoundedWeight(
+            codes=torch.where(outputs, other.codes, self.codes),
+            scales=Scales(codes=scales, exponent=exponent, format=code_format),
+        )
 
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
         """Return W̃, a transposed view of `rows`."""

@@ -9,15 +9,16 @@ References:
     Behdin et al., "QuantEase: optimization-based quantization for language models", 2023.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int8, Int64
 from torch import Tensor
 
 from rocket_core.code_format import CodeFormat
-from rocket_core.linalg.integer_codes import RoundedWeight, Scales, by_group, round_parts, search_scales
+from rocket_core.linalg.code_grids import Grid, RoundedT
+from rocket_core.linalg.integer_codes import RoundedWeight, Scales, by_group, search_scales
 from rocket_core.linalg.least_squares import UnitGram
 
 ROUNDING_BLOCK = 64
@@ -110,29 +111,35 @@ def round_weight(
         exponent: see `search_scales`.
     """
     scales = search_scales(weight, gram.matrix.diagonal(), code_format, exponent=exponent)
-    rounded = gptq(weight, gram, scales)
-    if splitting:
-        rounded = _better(weight, gram, rounded, split(weight, gram, scales))
+    rounded = start(weight, gram, scales, splitting=splitting)
     first = improve(weight, gram, rounded)
     second = improve(weight, gram, refit_scales(weight, gram, first))
     return _better(weight, gram, first, second)
 
 
-def round_to_nearest(weight: Float[Tensor, "d_in d_out"], scales: Scales) -> RoundedWeight:
+def start(
+    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[RoundedT], *, splitting: bool
+) -> RoundedT:
+    """Round by GPTQ and, if asked to, by splitting, and return the better for each output."""
+    rounded = gptq(weight, gram, scales)
+    return _better(weight, gram, rounded, split(weight, gram, scales)) if splitting else rounded
+
+
+def round_to_nearest(weight: Float[Tensor, "d_in d_out"], scales: Grid[RoundedT]) -> RoundedT:
     """Round every entry by itself."""
-    codes = round_parts(weight / scales.by_input(len(weight), weight.dtype), scales.format)
-    return RoundedWeight(codes=codes.to(torch.int8), scales=scales)
+    codes = scales.levels.nearest(scales.shifted(weight) / scales.by_input(len(weight), weight.dtype))
+    return scales.rounded(codes.to(torch.int8))
 
 
-def gptq(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Scales) -> RoundedWeight:
+def gptq(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[RoundedT]) -> RoundedT:
     """Round input by input; see `gptq_each`."""
     [rounded] = gptq_each(weight, gram, [scales])
     return rounded
 
 
 def gptq_each(
-    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, all_scales: Sequence[Scales]
-) -> list[RoundedWeight]:
+    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, all_scales: Sequence[Grid[RoundedT]]
+) -> list[RoundedT]:
     """Round input by input, and let the inputs that are not rounded yet compensate each error.
 
     Inputs are rounded by falling energy; the scales, which were found before, stay. Costs n²m, and n³ for the factor of
@@ -147,17 +154,15 @@ def gptq_each(
         Frantar et al., 2022, with static groups and activation order.
     """
     order, (d_in, d_out) = gram.order, weight.shape
-    ordered = weight[order]
     together = max(1, _TOGETHER // weight.numel())
-    found = []
+    found: list[RoundedT] = []
     for begin in range(0, len(all_scales), together):
         part = all_scales[begin : begin + together]
         steps = torch.cat([scales.by_input(d_in, weight.dtype) for scales in part], dim=1)[order]
-        halves = torch.tensor([2.0 ** (scales.format.bits - 1) for scales in part])
-        half = halves.to(weight).repeat_interleave(d_out)
-        codes = _round_in_order(ordered.repeat(1, len(part)), gram.factor, steps, half)
+        target = torch.cat([scales.shifted(weight) for scales in part], dim=1)[order]
+        codes = _round_in_order(target, gram.factor, steps, _nearest(part, steps))
         found += [
-            in_order_of_inputs(own, order, scales)
+            scales.rounded(in_order_of_inputs(own, order))
             for own, scales in zip(torch.split(codes, d_out, dim=1), part, strict=True)
         ]
     return found
@@ -167,22 +172,46 @@ def _round_in_order(
     rest: Float[Tensor, "n columns"],
     factor: Float[Tensor, "n n"],
     steps: Float[Tensor, "n columns"],
-    half: Float[Tensor, " columns"],
+    nearest_: Callable[[Tensor], Tensor],
 ) -> Float[Tensor, "n columns"]:
-    """Return codes from -half to half - 1, given the weight in the order of rounding, which is overwritten."""
+    """Return codes, given the shifted weight in the order of rounding, which is overwritten."""
     codes = torch.empty_like(rest)
     for begin in range(0, len(rest), ROUNDING_BLOCK):
         end = min(begin + ROUNDING_BLOCK, len(rest))
         errors = torch.empty_like(rest[begin:end])
         for row in range(begin, end):
-            torch.div(rest[row], steps[row], out=codes[row]).round_().clamp_(-half, half - 1)
+            nearest_(torch.div(rest[row], steps[row], out=codes[row]))
             error = torch.div(rest[row] - codes[row] * steps[row], factor[row, row], out=errors[row - begin])
             rest[row + 1 : end].addr_(factor[row, row + 1 : end], error, alpha=-1)
         rest[end:].addmm_(factor[begin:end, end:].mT, errors, alpha=-1)
     return codes
 
 
-def split(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Scales) -> RoundedWeight:
+def _nearest(all_scales: Sequence[Grid[RoundedT]], like: Float[Tensor, "n columns"]) -> Callable[[Tensor], Tensor]:
+    """Return what rounds a row of parts in place, with equally many columns for each of the scales."""
+    all_levels = [scales.levels for scales in all_scales]
+    width = like.shape[1] // len(all_levels)
+    least, largest = (
+        torch.tensor(bounds).to(like).repeat_interleave(width)
+        for bounds in zip(*((float(levels.least), float(levels.largest)) for levels in all_levels), strict=True)
+    )
+    tables = [
+        (slice(place * width, (place + 1) * width), levels)
+        for place, levels in enumerate(all_levels)
+        if levels.table is not None
+    ]
+
+    def nearest_(parts: Tensor) -> Tensor:
+        exact = [parts[columns].clone() for columns, _ in tables]
+        parts.round_().clamp_(least, largest)
+        for (columns, levels), own in zip(tables, exact, strict=True):
+            parts[columns] = levels.nearest_(own)
+        return parts
+
+    return nearest_
+
+
+def split(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[RoundedT]) -> RoundedT:
     """Round by splitting: a dense X near the minimiser and a rounded Z are pulled towards each other.
 
     Each output takes the best Z that was seen. No order of inputs is fixed, unlike in `gptq`.
@@ -196,29 +225,29 @@ def split(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Scale
         Boyd et al., "Distributed optimization and statistical learning via the alternating direction method of
         multipliers", 2011, section 9.1.
     """
-    unit, code_format = gram.unit, scales.format
+    unit, levels = gram.unit, scales.levels
     lengths = unit.lengths[:, None]
     steps = scales.by_input(len(weight), weight.dtype) * lengths
-    target = weight * lengths
+    target = scales.shifted(weight) * lengths
     resolvent = unit.resolvent(unit.mean_eigenvalue() or 1.0)
-    codes = round_parts(target / steps, code_format)
+    codes = levels.nearest_(target / steps)
     cut = torch.zeros_like(target)
     best, least = codes, _energies(unit.matrix, target - codes * steps)
     for _ in range(_TURNS):
         # X, plus what was cut from Z before.
         cut += target + resolvent @ (codes * steps - cut - target)
-        codes = round_parts(cut / steps, code_format)
+        codes = levels.nearest_(cut / steps)
         rounded = codes * steps
         cut -= rounded
         errors = _energies(unit.matrix, target - rounded)
         best = torch.where(errors < least, codes, best)
         least = torch.minimum(errors, least)
-    return RoundedWeight(codes=best.to(torch.int8), scales=scales)
+    return scales.rounded(best.to(torch.int8))
 
 
 def improve(
-    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, rounded: RoundedWeight, *, sweeps: int = _SWEEPS
-) -> RoundedWeight:
+    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, rounded: RoundedT, *, sweeps: int = _SWEEPS
+) -> RoundedT:
     """Reduce the error by changing one code of each output at a time; it never increases.
 
     The best value of an entry, given all others, is w̃_ij + (G(w_j - w̃_j))_i / G_ii; it is rounded to the nearest code.
@@ -234,18 +263,19 @@ def improve(
         Behdin et al., 2023.
     """
     order, scales = gram.order, rounded.scales
+    levels = scales.levels
     matrix = gram.matrix[order][:, order]
     curvature = matrix.diagonal()
     steps = scales.by_input(len(weight), weight.dtype)[order]
     codes = rounded.codes[order].to(weight.dtype)
-    slope = matrix @ (weight[order] - codes * steps)
+    slope = matrix @ (scales.shifted(weight)[order] - codes * steps)
     for _ in range(sweeps):
         changes = 0
         for begin in range(0, len(codes), ROUNDING_BLOCK):
             end = min(begin + ROUNDING_BLOCK, len(codes))
             before = codes[begin:end].clone()
             for row in range(begin, end):
-                code = round_parts(codes[row] + slope[row] / (curvature[row] * steps[row]), scales.format)
+                code = levels.nearest_(codes[row] + slope[row] / (curvature[row] * steps[row]))
                 slope[begin:end].addr_(matrix[begin:end, row], (code - codes[row]) * steps[row], alpha=-1)
                 codes[row] = code
             moved = codes[begin:end].sub(before).mul_(steps[begin:end])
@@ -254,7 +284,8 @@ def improve(
             changes += int(torch.count_nonzero(moved))
         if changes < _FEW * codes.numel():
             break
-    return in_order_of_inputs(codes, order, scales)
+    improved: RoundedT = scales.rounded(in_order_of_inputs(codes, order))
+    return improved
 
 
 def refit_scales(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, rounded: RoundedWeight) -> RoundedWeight:
@@ -298,25 +329,14 @@ def _energies(matrix: Float[Tensor, "n n"], columns: Float[Tensor, "n columns"])
     return (columns * (matrix @ columns)).sum(dim=0, dtype=torch.float64).clamp_min_(0)
 
 
-def in_order_of_inputs(
-    codes: Float[Tensor, "d_in d_out"], order: Int64[Tensor, " d_in"], scales: Scales, *, entropy_coded: bool = False
-) -> RoundedWeight:
-    """Return a weight, given its codes in the order of rounding."""
+def in_order_of_inputs(codes: Float[Tensor, "d_in d_out"], order: Int64[Tensor, " d_in"]) -> Int8[Tensor, "d_in d_out"]:
+    """Return codes in the order of inputs, given those in the order of rounding."""
     stored = torch.empty_like(codes, dtype=torch.int8)
     stored[order] = codes.to(torch.int8)
-    return RoundedWeight(codes=stored, scales=scales, entropy_coded=entropy_coded)
+    return stored
 
 
-def _better(
-    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, left: RoundedWeight, right: RoundedWeight
-) -> RoundedWeight:
-    """Return for each output the rounding with the smaller error; the scales of both have the same unit."""
-    exponent, code_format = left.scales.exponent, left.scales.format
-    assert (exponent, code_format) == (right.scales.exponent, right.scales.format)
+def _better(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, left: RoundedT, right: RoundedT) -> RoundedT:
+    """Return for each output the rounding with the smaller error."""
     errors = [gram.errors(weight - rounded.weight(weight.dtype)) for rounded in (left, right)]
-    is_right = errors[1] < errors[0]
-    scales = torch.where(is_right, right.scales.codes, left.scales.codes)
-    return RoundedWeight(
-        codes=torch.where(is_right, right.codes, left.codes),
-        scales=Scales(codes=scales, exponent=exponent, format=code_format),
-    )
+    return left.replaced(right, errors[1] < errors[0])

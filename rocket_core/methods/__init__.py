@@ -11,7 +11,13 @@ from rocket_core.config import CompressionConfig
 from rocket_core.methods.base import Method
 from rocket_core.methods.cospadi import Cospadi
 from rocket_core.methods.gptq import Gptq
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors, output_weights
+from rocket_core.methods.layer_problem import (
+    CompressedLayer,
+    CompressedWeight,
+    LayerProblem,
+    output_errors,
+    output_weights,
+)
 from rocket_core.methods.magnitude import Magnitude
 from rocket_core.methods.rocket import Rocket
 from rocket_core.methods.rocket_uniform import RocketUniform
@@ -41,4 +47,13 @@ def method_for(settings: CompressionConfig, itemsize: int) -> Method:
     return METHODS[settings.method](settings, itemsize)
 
 
-__all__ = ["METHODS", "CompressedLayer", "LayerProblem", "Method", "method_for", "output_errors", "output_weights"]
+__all__ = [
+    "METHODS",
+    "CompressedLayer",
+    "CompressedWeight",
+    "LayerProblem",
+    "Method",
+    "method_for",
+    "output_errors",
+    "output_weights",
+]

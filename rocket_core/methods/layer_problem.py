@@ -2,16 +2,21 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.layers import StoredWeight
+from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.whitening import Eigenbasis, GramStatistics, basis_from_statistics, shrunk_gram
 
 # Small enough that a layer of any size with any error adds less to the loss than can be measured.
 _LEAST_SENSITIVITY = 1e-20
+
+CompressedWeight: TypeAlias = StoredWeight | BlockWeight
+"""What a method makes of the weight of a layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +28,7 @@ class CompressedLayer:
         errors: ‖S(w_j - w̃_j)‖² · w_j² of each output j, in float64.
     """
 
-    factors: StoredWeight
+    factors: CompressedWeight
     errors: Float[Tensor, " d_out"]
 
 

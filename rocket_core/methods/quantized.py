@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from rocket_core.candidates import Candidate
-from rocket_core.code_format import CodeFormat
+from rocket_core.code_format import CodeChoices, CodeFormat, formats_for
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, scale_exponent, search_scales
 from rocket_core.linalg.rounding import RoundingGram, gptq_each, round_weight
+from rocket_core.methods import blocks
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance, parts_of_outputs
 
@@ -29,6 +30,13 @@ def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[Cod
         for rounded in gptq_each(sample.weight, sample.gram, scales)
     ]
     return sorted(candidates, key=lambda candidate: -candidate.stored_bytes)
+
+
+def profile_choices(problem: LayerProblem, sample: SampledOutputs, choices: CodeChoices) -> list[Candidate]:
+    """Return a candidate for each format that the layer may have; see `profile`."""
+    if choices.blocks:
+        return blocks.profile(problem, sample)
+    return profile(problem, sample, formats_for(problem.shape[0], choices))
 
 
 def candidate_of(

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rocket_core.candidates import Candidate, SharedCandidate
-from rocket_core.code_format import formats_beside_coded, formats_for
+from rocket_core.code_format import formats_beside_coded
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS
-from rocket_core.methods import dictionary, entropy_coded, quantized, sparse
+from rocket_core.methods import blocks, dictionary, entropy_coded, quantized, sparse
 from rocket_core.methods.base import Method
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs
@@ -51,8 +51,11 @@ class Rocket(Method):
             return []
         sample = SampledOutputs.of(problem)
         coded = entropy_coded.profile(problem, sample) if config.entropy_codes else []
-        formats = formats_beside_coded(*problem.shape) if coded else formats_for(problem.shape[0], config.code_choices)
-        return (quantized.profile(problem, sample, formats) if "quantized" in config.kinds else []) + coded
+        if "quantized" not in config.kinds:
+            return coded
+        if coded:
+            return quantized.profile(problem, sample, formats_beside_coded(*problem.shape)) + coded
+        return quantized.profile_choices(problem, sample, config.code_choices)
 
     def share(
         self, problem: LayerProblem, dictionary_owner: str, per_layer_candidates: Sequence[Sequence[Candidate]] = ()
@@ -83,6 +86,8 @@ class Rocket(Method):
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Compress the layer by the method for the candidate's kind."""
+        if candidate.block_type is not None:
+            return blocks.compress(problem, candidate.block_type, splitting=self.config.sequential)
         if candidate.kind == "quantized":
             code_format = replace(candidate.code_format, bfloat16_scales=self.config.reader.codes.aligned)
             return quantized.compress(problem, code_format, splitting=self.config.sequential)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from rocket_core.inspection.table_footprint import OUTPUTS_AT_ONCE
-from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.linalg.code_grids import RoundedCodes
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import LayerProblem, output_errors
 
@@ -68,7 +68,7 @@ class SampledOutputs:
             sampled_energy=float(energies[outputs].sum()),
         )
 
-    def errors_of(self, rounded: RoundedWeight) -> CandidateErrors:
+    def errors_of(self, rounded: RoundedCodes) -> CandidateErrors:
         """Return the errors of the layer if all of its outputs are rounded as the sample is."""
         removed = self.weight - rounded.weight(self.weight.dtype)
         error = float((output_errors(self.problem.gram(), removed) * self.importance).sum())

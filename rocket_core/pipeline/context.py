@@ -8,6 +8,7 @@ import torch
 from rocket_core.calibration.inputs import InputSource
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader
 from rocket_core.config import CompressionConfig
+from rocket_core.exports.gguf_model import GgufPlan
 from rocket_core.methods import Method, method_for
 from rocket_core.models.architecture import Architecture
 from rocket_core.models.token_tables import TokenTable
@@ -34,6 +35,7 @@ class Run:
         layers: compressible layers of each block, without the ignored ones.
         skipped: layers left alone, with the reason.
         tables: token embedding and head to profile.
+        gguf: what the GGUF file contains, if one is written.
     """
 
     config: CompressionConfig
@@ -49,6 +51,7 @@ class Run:
     layers: tuple[tuple[str, ...], ...]
     skipped: dict[str, str]
     tables: tuple[TokenTable, ...] = ()
+    gguf: GgufPlan | None = None
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -17,6 +17,7 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
     WorkFolderError,
 )
+from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import sample_positions
@@ -62,7 +63,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     check_config(model_config.to_dict(), source.name)
     dtype = _storage_dtype(checkpoint, config)
     architecture = build_architecture(model_config, compute_dtype(dtype, device))
-    named = model_config.to_dict() | {"architectures": [architecture.class_name]}
+    named = model_config.to_dict() | {"architectures": [type(architecture.model).__name__]}
     check_engine(named, dtype.itemsize, config, source.name)
     loader = WeightLoader(architecture.model, checkpoint, device)
     # Files that will be copied into the artifacts are checked before long work, and again when they are copied.
@@ -87,6 +88,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         layers=layers,
         skipped=skipped | other_tables,
         tables=tables,
+        gguf=plan_gguf(named, source.folder) if "gguf" in config.export else None,
     )
     check_target(run)
     return run

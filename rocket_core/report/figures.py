@@ -87,6 +87,7 @@ def allocation_map(layers: Iterable[LayerReport]) -> Figure:
             "projection": place.projection,
             "layer": layer.name,
             "kind": _kind_name(layer.kind, layer.dictionary),
+            "format": _format_text(layer),
             "kept_fraction": kept_fraction(layer.d_in, layer.d_out, layer.kept_parameters),
             "bits_per_weight": layer.bits_per_weight,
             "stored_bytes": layer.stored_bytes,
@@ -114,6 +115,7 @@ def predicted_map(chosen: Iterable[tuple[LayerProfile, Candidate]]) -> Figure:
             "projection": place.projection,
             "layer": layer.name,
             "kind": _kind_name(candidate.kind, candidate.dictionary),
+            "format": _format_text(candidate),
             "kept_fraction": kept_fraction(layer.d_in, layer.d_out, candidate.kept_parameters),
             "bits_per_weight": bits_per_weight(layer.d_in, layer.d_out, candidate.stored_bytes),
             "stored_bytes": candidate.stored_bytes,
@@ -324,6 +326,13 @@ def _split(name: str) -> tuple[str, str, str]:
     return ".".join(parts[:at]), parts[at], ".".join(parts[at + 1 :])
 
 
+def _format_text(stored: LayerReport | Candidate) -> str | None:
+    """Return the format of codes; None unless quantized."""
+    if stored.block_type is not None or stored.bits is None:
+        return stored.block_type
+    return f"{stored.bits} bits, groups of {stored.group_size}"
+
+
 def _map_of(rows: list[dict[str, Value]], error: str) -> Figure:
     # The fraction of parameters tells nothing about layers that keep all of them in fewer bits.
     has_codes = any(row["kind"] in CODE_KINDS for row in rows)
@@ -333,6 +342,7 @@ def _map_of(rows: list[dict[str, Value]], error: str) -> Figure:
         Column(name="block", title="block", kind="text"),
         Column(name="projection", title="projection", kind="text"),
         Column(name="kind", title="stored as", kind="text"),
+        *([Column(name="format", title="format", kind="text")] if any(row["format"] for row in rows) else []),
         Column(name="kept_fraction", title="kept fraction of the parameters", kind="fraction"),
         Column(name="bits_per_weight", title="bits on disk per weight"),
         Column(name="stored_bytes", title="bytes on disk", kind="bytes"),

@@ -18,7 +18,10 @@ from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio
 # How much of the original's card is read: the licence is in its first lines.
 _CARD_BYTES = 2**20
 
-_TAGS: Mapping[ExportKind, tuple[str, ...]] = {"compressed-tensors": ("compressed-tensors", "vllm")}
+_TAGS: Mapping[ExportKind, tuple[str, ...]] = {
+    "gguf": ("gguf", "llama.cpp"),
+    "compressed-tensors": ("compressed-tensors", "vllm"),
+}
 
 _NOTES: Mapping[ExportKind, str] = {
     "factored": """\
@@ -27,6 +30,9 @@ factors into plain dense layers.""",
     "dense": """\
 Names, shapes and configuration are those of the original model, so any tool that reads the original reads this. The
 weights are the products of the factors: this export is as large as the original and behaves like the factored one.""",
+    "gguf": """\
+Each tensor has a block type of its own, chosen within the size of the file for the least loss. llama.cpp and what is
+built on it read the file; embeddings and head are in it as well.""",
     "compressed-tensors": """\
 Quantized layers are stored as `pack-quantized` of compressed-tensors, with different bits
 for different layers. vLLM computes from the codes; `transformers` decompresses each layer when it is first used.""",
@@ -75,6 +81,7 @@ Rank, sparsity and error of every layer stand in `report.json`, and are drawn in
 ## Loading
 
 {_commands(report, kind)}
+
 {_NOTES[kind]}
 
 ## Limits
@@ -90,7 +97,7 @@ Compression loses quality; how much depends on the ratio and on how close the ca
 
 def _commands(report: CompressionReport, kind: ExportKind) -> str:
     commands = run_commands(report, kind, "path/to/this/folder")
-    return "".join(f"{command.purpose}:\n\n```{command.language}\n{command.text}\n```\n\n" for command in commands)
+    return "\n\n".join(f"{command.purpose}:\n\n```{command.language}\n{command.text}\n```" for command in commands)
 
 
 def _quality(report: CompressionReport) -> str:

@@ -9,6 +9,11 @@ from rocket_core.config import InputKind
 from rocket_core.engines import ExportKind
 from rocket_core.report.schema import CompressionReport
 
+GGUF_NAME = "model.gguf"
+"""File of a GGUF export."""
+MODELFILE_NAME = "Modelfile"
+"""File next to it that Ollama reads."""
+
 # Name and class of the preprocessor, by the kind of input.
 _READERS: dict[InputKind, tuple[str, str]] = {
     "text": ("tokenizer", "AutoTokenizer"),
@@ -59,8 +64,24 @@ def run_commands(report: CompressionReport, kind: ExportKind, folder: str) -> tu
             return (loading, _vllm(folder)) if served else (loading,)
         case "compressed-tensors":
             return (_vllm(folder), loading)
+        case "gguf":
+            return _gguf_commands(folder)
         case _:
             assert_never(kind)
+
+
+def _gguf_commands(folder: str) -> tuple[RunCommand, ...]:
+    file, modelfile = (shlex.quote(f"{folder}/{name}") for name in (GGUF_NAME, MODELFILE_NAME))
+    serve = f"llama-server -m {file}"
+    return (
+        RunCommand(
+            program="llama.cpp", language="sh", text=f"llama-cli -m {file}\n{serve}  # an OpenAI-compatible API"
+        ),
+        RunCommand(
+            program="Ollama", language="sh", text=f"ollama create compressed -f {modelfile}\nollama run compressed"
+        ),
+        RunCommand(program="LM Studio", language="sh", text=f"lms import {file}"),
+    )
 
 
 def _vllm(folder: str) -> RunCommand:

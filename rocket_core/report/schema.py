@@ -10,6 +10,7 @@ from rocket_core.candidates import CODE_KINDS, Candidate, CandidateKind, Frontie
 from rocket_core.code_format import CodeBits, ScaleBits
 from rocket_core.config import BudgetUnit, CompressionConfig, InputKind, Objective
 from rocket_core.engines import ExportKind
+from rocket_core.gguf_types import BlockType
 from rocket_core.report.formatting import kwh_text, percent_text
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
@@ -128,6 +129,8 @@ class LayerReport(FrozenModel):
     """inputs that share a scale; None unless quantized."""
     scale_bits: ScaleBits | None = None
     """bits of a scale; None unless quantized."""
+    block_type: BlockType | None = None
+    """block type of llama.cpp, instead of the three before it; None unless quantized for it."""
     compression_ratio: float
     """fraction of this layer's parameters removed, [0, 1)."""
     reconstruction_error: float
@@ -152,11 +155,11 @@ class ExportReport(FrozenModel):
     """One artifact folder."""
 
     kind: ExportKind
-    """factored or dense."""
+    """format of the files."""
     folder: str
     """its name within the output folder."""
     stored_bytes: int
-    """bytes of all its safetensors files."""
+    """bytes of all its safetensors files, or of the GGUF file."""
 
 
 class TotalsReport(FrozenModel):
@@ -331,6 +334,7 @@ def layer_report(
         bits=candidate.bits,
         group_size=candidate.group_size,
         scale_bits=candidate.scale_bits,
+        block_type=candidate.block_type,
         compression_ratio=achieved_ratio(profile.parameters, kept),
         reconstruction_error=candidate.reconstruction_error,
         weight_error=candidate.weight_error,

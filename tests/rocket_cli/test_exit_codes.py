@@ -32,6 +32,7 @@ LIBRARY_CODES = {
         "unknown_dataset",
         "unsafe_file",
         "unsupported_architecture",
+        "unsupported_export",
     ],
     4: ["infeasible_budget"],
     5: ["insufficient_disk", "insufficient_memory", "insufficient_resources"],

@@ -3,7 +3,7 @@
 The size is that of the factored artifact, or for another engine of the one that it reads.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -13,10 +13,13 @@ from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import TensorPlan, checkpoint_bytes, header_bytes, plan_tensor
 from rocket_core.code_format import coded_format
 from rocket_core.exports import compressed_tensors
+from rocket_core.exports.gguf_file import ALIGNMENT
+from rocket_core.exports.gguf_model import GgufPlan
+from rocket_core.gguf_types import BlockType
 from rocket_core.layers import FACTOR_NAMES, mask_shape
 from rocket_core.layers.code_tensors import code_shapes
 from rocket_core.pipeline.context import Run
-from rocket_core.pipeline.stages.export import plan_untouched
+from rocket_core.pipeline.stages.export import gguf_storage, plan_untouched
 from rocket_core.target import ByBytes
 
 # Each round uses the bytes that the previous one left; names and offsets hardly change after the second.
@@ -32,6 +35,9 @@ def bytes_beside(run: Run, layers: Collection[str]) -> int:
         run: the run.
         layers: names of compressible layers.
     """
+    if run.gguf is not None:
+        dense = sum(run.stored_bytes(name) for name in layers)
+        return _gguf_bytes(run, run.gguf, {}) - dense + ALIGNMENT * len(layers)
     compressible = {f"{run.disk_name(name)}.weight" for name in layers}
     tensors: list[tuple[str, tuple[int, ...]]] = []
     # No part has more dimensions, or is longer, than the weight's own shape. Codes have fewer parts.
@@ -59,6 +65,11 @@ def artifact_bytes(run: Run, selected: Iterable[tuple[LayerProfile, Candidate]])
         for layer, candidate in selected
         if candidate.kind != "dense"
     }
+    if run.gguf is not None:
+        types = {
+            key: candidate.block_type for key, (_, candidate) in stored.items() if candidate.block_type is not None
+        }
+        return _gguf_bytes(run, run.gguf, types)
     plans: list[TensorPlan] = []
     for key, entry in run.checkpoint.entries.items():
         chosen = stored.get(key)
@@ -108,6 +119,13 @@ def spare_bytes(run: Run, allocation: Allocation, selected: Sequence[tuple[Layer
             return size - artifact_bytes(run, selected) - _DIGITS * 2 * coded
         case _:
             return allocation.budget - allocation.kept
+
+
+def _gguf_bytes(run: Run, plan: GgufPlan, types: Mapping[str, BlockType]) -> int:
+    """Return the bytes of a GGUF file, given the block types of tensors that are not dense."""
+    dense = gguf_storage(run.dtype)
+    entries = run.checkpoint.entries.items()
+    return plan.file_bytes((key, entry.shape, types.get(key, dense)) for key, entry in entries)
 
 
 def _is_packed(run: Run) -> bool:

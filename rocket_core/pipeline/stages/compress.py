@@ -10,18 +10,19 @@ from torch import Tensor
 
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import CODE_KINDS
+from rocket_core.exports.gguf_blocks import pack_blocks
 from rocket_core.layers import (
     LayerEntry,
     LayerFactors,
-    StoredWeight,
     approximation,
     coded_entry,
     layer_tensors,
     round_values,
 )
+from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.linalg.whitening import GramStatistics
-from rocket_core.methods import CompressedLayer, LayerProblem, Method
+from rocket_core.methods import CompressedLayer, CompressedWeight, LayerProblem, Method
 from rocket_core.methods.layer_problem import output_errors
 from rocket_core.methods.sampled_outputs import output_importance
 from rocket_core.pipeline.block_walk import BlockWalk
@@ -29,6 +30,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
+from rocket_core.pipeline.stages.stored_weight import block_key
 from rocket_core.pipeline.stages.units import CompressionUnit, shared_name
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerOutcome
@@ -130,7 +132,9 @@ class AchievedErrors:
         return (max(0.0, float(self.errors[part].sum())) / energy) ** 0.5 if energy > 0 else 0.0
 
 
-def save(run: Run, work: WorkFolder, unit: CompressionUnit, factors: StoredWeight, achieved: AchievedErrors) -> None:
+def save(
+    run: Run, work: WorkFolder, unit: CompressionUnit, factors: CompressedWeight, achieved: AchievedErrors
+) -> None:
     """Store the factors or codes of a unit's layers, and the outcome of each.
 
     Args:
@@ -144,18 +148,23 @@ def save(run: Run, work: WorkFolder, unit: CompressionUnit, factors: StoredWeigh
     for name, own in zip(unit.names, _split(run, unit, factors), strict=True):
         part = slice(begin, begin + own.shape[1])
         begin = part.stop
-        tensors = layer_tensors(own, run.dtype)
-        codes = None
-        if isinstance(own, RoundedWeight):
-            coded_bytes = tensors["weight"].numel() if own.entropy_coded else None
-            codes = LayerEntry.of_codes(own.scales.format, own.scales.exponent, coded_bytes)
-        elif own.value_codes:
-            codes = coded_entry(own)
+        tensors, codes = _stored(own, run.dtype)
         work.save_factors(name, tensors, codes=codes)
         work.save_outcome(name, _outcome(own, tensors, achieved.relative(part)))
 
 
-def _split(run: Run, unit: CompressionUnit, factors: StoredWeight) -> Iterator[StoredWeight]:
+def _stored(weight: CompressedWeight, dtype: torch.dtype) -> tuple[dict[str, Tensor], LayerEntry | None]:
+    """Return the tensors of a layer, and how codes among them are stored."""
+    if isinstance(weight, BlockWeight):
+        return {block_key(weight.scales.format.name): pack_blocks(weight)}, None
+    tensors = layer_tensors(weight, dtype)
+    if isinstance(weight, RoundedWeight):
+        coded_bytes = tensors["weight"].numel() if weight.entropy_coded else None
+        return tensors, LayerEntry.of_codes(weight.scales.format, weight.scales.exponent, coded_bytes)
+    return tensors, coded_entry(weight) if weight.value_codes else None
+
+
+def _split(run: Run, unit: CompressionUnit, factors: CompressedWeight) -> Iterator[CompressedWeight]:
     """Yield the factors or codes of each layer of a unit."""
     if len(unit.names) == 1:
         yield factors
@@ -184,8 +193,8 @@ def output_energies(problem: LayerProblem) -> Tensor:
     return (weight * (problem.gram() @ weight)).sum(dim=0, dtype=torch.float64).cpu()
 
 
-def _outcome(stored: StoredWeight, tensors: dict[str, Tensor], error: float) -> LayerOutcome:
-    nnz = math.prod(stored.shape) if isinstance(stored, RoundedWeight) else stored.nnz
+def _outcome(stored: CompressedWeight, tensors: dict[str, Tensor], error: float) -> LayerOutcome:
+    nnz = stored.nnz if isinstance(stored, LayerFactors) else math.prod(stored.shape)
     atoms = 0
     if isinstance(stored, LayerFactors) and stored.dictionary is not None and "weight_u" in tensors:
         atoms = stored.dictionary.numel()

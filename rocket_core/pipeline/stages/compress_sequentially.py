@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from rocket_core.calibration.grams import first_input
 from rocket_core.calibration.inputs import CalibrationInputs
-from rocket_core.layers import StoredWeight, approximation
+from rocket_core.layers import approximation
 from rocket_core.linalg.whitening import GramStatistics, shrunk_gram
-from rocket_core.methods import LayerProblem
+from rocket_core.methods import CompressedWeight, LayerProblem
 from rocket_core.models.architecture import BlockList, oriented_weight
 from rocket_core.models.block_calls import Activations
 from rocket_core.models.part_cache import FinishedParts
@@ -339,7 +339,7 @@ def halfway_target(
 def _achieved(
     problem: LayerProblem,
     weight: Float[Tensor, "d_in d_out"],
-    factors: StoredWeight,
+    factors: CompressedWeight,
     sums: _CrossSums,
     energies: Float[Tensor, " d_out"],
 ) -> AchievedErrors:

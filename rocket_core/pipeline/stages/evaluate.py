@@ -5,7 +5,7 @@ start, unless the evaluation was complete.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,7 +29,21 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.work_folder import EvaluationRecord, WorkFolder
 from rocket_core.report.quality import EvaluationReport
+from rocket_core.report.run_commands import GGUF_NAME
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Package:
+    """What `transformers` needs to read an export, and the extra of this distribution that has it."""
+
+    module: str
+    extra: str
+
+
+_PACKAGES: Mapping[ExportKind, _Package] = {
+    "compressed-tensors": _Package(module="compressed_tensors", extra="vllm"),
+    "gguf": _Package(module="gguf", extra="gguf"),
+}
 # Seed for the choice of documents of a dataset that is not used for calibration.
 _SEED = 0
 
@@ -72,10 +86,11 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
     # Factored folders cannot be loaded without it.
     import rocket_core.hf  # noqa: F401
 
-    if _evaluated(run.config) == "compressed-tensors" and find_spec("compressed_tensors") is None:
+    engine, package = run.config.reader, _PACKAGES.get(_evaluated(run.config))
+    if package is not None and find_spec(package.module) is None:
         raise InvalidConfigError(
-            "evaluating what vLLM reads needs compressed-tensors: pip install 'rocket-compress[vllm]', leave evaluate "
-            "out, or add the export factored"
+            f"evaluating what {engine.title} reads needs {package.module}: pip install "
+            f"'rocket-compress[{package.extra}]', or leave evaluate out"
         )
     dense = open_model(run.source.folder)
     try:
@@ -114,7 +129,7 @@ def evaluate_export(
     kind = _evaluated(run.config)
     compared = compare_models(
         plan.dense,
-        open_model(folders[kind]),
+        replace(plan.dense, path=folders[kind], gguf_file=GGUF_NAME) if kind == "gguf" else open_model(folders[kind]),
         Measurement(text=plan.text, tasks=plan.tasks, task_items=plan.settings.task_items, device=run.device),
         scratch=work.new_scratch(),
         on_step=lambda share, _what: monitor.step(share),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import nn
@@ -20,16 +20,28 @@ from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.code_format import CodeFormat
 from rocket_core.engines import ExportKind
 from rocket_core.exports import compressed_tensors
+from rocket_core.exports.gguf_file import Storage
+from rocket_core.exports.gguf_writer import GgufSource, write_model
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, copy_file, read_file
 from rocket_core.inspection.unsafe_settings import without_code
 from rocket_core.layers import LayerEntry, quantization_config
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages.stored_weight import read_codes, read_dense_weight, stored_tensors
+from rocket_core.pipeline.stages.stored_weight import read_codes, read_dense_weight, stored_blocks, stored_tensors
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
 from rocket_core.report.schema import LayerReport
 from rocket_core.system.files import atomic_write
 
+StoredExport = Literal["factored", "dense", "compressed-tensors"]
+"""Exports of safetensors."""
+
+_GGUF_STORAGES: Mapping[torch.dtype, Storage] = {
+    torch.float64: "F32",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
 # Files that may name code: classes shipped with the model.
 _SETTINGS = frozenset(
     {"generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"}
@@ -57,6 +69,10 @@ def write_export(
         return finished
     folder = work.new_export(kind)
     stored = {run.disk_name(name): layer for name, layer in layers.items() if layer.kind != "dense"}
+    if kind == "gguf":
+        _write_gguf(run, work, folder, stored, monitor)
+        work.finish_export(kind)
+        return folder
     kinds = run.config.export
     begin, total = kinds.index(kind), len(kinds)
     plans: list[TensorPlan] = []
@@ -79,8 +95,8 @@ def write_export(
 
 
 def stored_bytes(folder: Path) -> int:
-    """Return the bytes of all safetensors of an artifact."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    """Return the bytes of all safetensors of an artifact, or of its GGUF file."""
+    return sum(file.stat().st_size for pattern in ("*.safetensors", "*.gguf") for file in folder.glob(pattern))
 
 
 def plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
@@ -91,8 +107,32 @@ def plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
     return plan_tensor(entry.key, run.dtype, entry.shape, entry.read)
 
 
+def _write_gguf(run: Run, work: WorkFolder, folder: Path, stored: Mapping[str, LayerReport], monitor: Monitor) -> None:
+    assert run.gguf is not None, "the settings have the export"
+    kinds, tensors = run.config.export, iter(range(len(run.checkpoint.entries)))
+    begin, count = kinds.index("gguf"), len(run.checkpoint.entries)
+    sources = []
+    for key, entry in run.checkpoint.entries.items():
+        layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
+        blocks = None if layer is None else stored_blocks(work, layer.name)
+        storage, read = (gguf_storage(run.dtype), entry.read) if blocks is None else (blocks[0], blocks[1].read)
+        sources.append(GgufSource(key=key, shape=tuple(entry.shape), storage=storage, read=read))
+    write_model(
+        folder / GGUF_NAME,
+        run.gguf,
+        sources,
+        on_tensor=lambda name: monitor.step((begin + next(tensors, count) / count) / len(kinds), name),
+    )
+    (folder / MODELFILE_NAME).write_text(f"FROM ./{GGUF_NAME}\n", encoding="utf-8")
+
+
+def gguf_storage(dtype: torch.dtype) -> Storage:
+    """Return how a GGUF file stores matrices that stay dense."""
+    return _GGUF_STORAGES[dtype]
+
+
 def _plan_layer(
-    run: Run, work: WorkFolder, kind: ExportKind, layer: LayerReport, entry: TensorEntry
+    run: Run, work: WorkFolder, kind: StoredExport, layer: LayerReport, entry: TensorEntry
 ) -> Iterable[TensorPlan]:
     base, shape = entry.key.removesuffix("weight"), (layer.d_in, layer.d_out)
     match kind:
@@ -109,7 +149,7 @@ def _plan_layer(
 
 
 def _quantization(
-    run: Run, work: WorkFolder, kind: ExportKind, stored: Mapping[str, LayerReport]
+    run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, LayerReport]
 ) -> dict[str, Any] | None:
     """Return the `quantization_config` of `config.json`; None for a model that loads without.
 

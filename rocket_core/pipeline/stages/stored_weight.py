@@ -5,6 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.checkpoint import TensorEntry
+from rocket_core.exports.gguf_blocks import unpack_blocks
+from rocket_core.gguf_types import BLOCK_TYPES, BlockType
 from rocket_core.layers import LayerEntry, check_codes, compose_weight, unpack_codes, unpack_coefficients
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -15,6 +17,18 @@ def stored_tensors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
     entries = work.factors(name)
     assert entries is not None, name
     return entries
+
+
+def block_key(block_type: BlockType) -> str:
+    """Return the name under which a work folder holds the blocks of a layer."""
+    return f"blocks.{block_type}"
+
+
+def stored_blocks(work: WorkFolder, name: str) -> tuple[BlockType, TensorEntry] | None:
+    """Return the block type of a compressed layer and the location of its blocks; None if it is stored otherwise."""
+    entries = stored_tensors(work, name)
+    found = ((block_type, entries.get(block_key(block_type))) for block_type in BLOCK_TYPES)
+    return next(((block_type, entry) for block_type, entry in found if entry is not None), None)
 
 
 def read_codes(work: WorkFolder, name: str, shape: tuple[int, int]) -> RoundedWeight:
@@ -66,6 +80,10 @@ def read_dense_weight(
     Raises:
         CorruptCheckpointError: the stored tensors are inconsistent.
     """
+    blocks = stored_blocks(work, name)
+    if blocks is not None:
+        block_type, entry = blocks
+        return unpack_blocks(entry.read(), block_type).rows(dtype)
     codes = work.codes(name)
     if codes is not None and codes.is_quantized:
         return read_codes(work, name, shape).rows(dtype)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.code_format import formats_for
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import LayerProblem, output_weights, quantized
 from rocket_core.methods.sampled_outputs import SampledOutputs
@@ -56,8 +55,7 @@ def profile_table(
         return None
     problem = _problem(run, work, table, statistics)
     with naming_the_layer(table.name):
-        formats = formats_for(problem.shape[0], run.config.code_choices)
-        candidates = quantized.profile(problem, SampledOutputs.of(problem), formats)
+        candidates = quantized.profile_choices(problem, SampledOutputs.of(problem), run.config.code_choices)
     assert statistics.gram is not None
     work.save_gram(table.name, statistics.gram, quota=run.config.statistics_quota_bytes)
     d_in, d_out = problem.shape

@@ -92,7 +92,8 @@ def test_the_allocation_is_published_once_and_whole(database, held, dense, facto
         weight_error=0.2,
         loss=0.3,
     )
-    chosen = [("a", factored), ("b", dense), ("c", codes)]
+    blocks = codes.model_copy(update={"bits": None, "group_size": None, "scale_bits": None, "block_type": "Q4_K"})
+    chosen = [("a", factored), ("b", dense), ("c", codes), ("d", blocks)]
     with database.transaction() as session:
         assert outputs.save_allocation(session, held, chosen)
         assert not outputs.save_allocation(session, held, [("a", dense)])

@@ -1,0 +1,83 @@
+"""Writing of a model's GGUF file from tensors that are produced one by one."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rocket_core.exports.gguf_file import GgufTensor, Storage, write_gguf
+from rocket_core.exports.gguf_model import GgufPlan, TensorRules
+from rocket_core.system.files import atomic_write
+
+_DTYPES: dict[Storage, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GgufSource:
+    """A tensor of a checkpoint that is to be written.
+
+    Attributes:
+        key: its name in the checkpoint.
+        shape: its shape.
+        storage: how matrices are to be stored; vectors are stored as F32.
+        read: returns for block types the bytes of all rows (see `pack_blocks`), else the tensor, in the checkpoint's
+            order of rows; called once.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    storage: Storage
+    read: Callable[[], Tensor]
+
+
+def write_model(
+    path: Path, plan: GgufPlan, sources: Sequence[GgufSource], *, on_tensor: Callable[[str], None] = lambda _name: None
+) -> int:
+    """Write the file, and return its size, which is `plan.file_bytes` of the sources.
+
+    One tensor is in memory at a time.
+
+    Args:
+        path: the file.
+        plan: what it contains.
+        sources: the tensors of the checkpoint, in the order in which they are written.
+        on_tensor: called with each name before the tensor is written.
+
+    Raises:
+        UnsupportedExportError: llama.cpp has no such tensor.
+    """
+    tensors = [_computed(name, values) for name, values in plan.computed.items()]
+    for source in sources:
+        rules = plan.tensor(source.key)
+        if rules is not None:
+            tensors.append(_stored(source, rules, plan.storage(source.key, source.shape, source.storage)))
+    with atomic_write(path) as stream:
+        return write_gguf(stream, plan.metadata, tensors, on_tensor=on_tensor)
+
+
+def _computed(name: str, values: tuple[float, ...]) -> GgufTensor:
+    def chunks() -> Iterator[bytes]:
+        yield _bytes(torch.tensor(values, dtype=torch.float32))
+
+    return GgufTensor(name=name, shape=(len(values),), storage="F32", chunks=chunks)
+
+
+def _stored(source: GgufSource, rules: TensorRules, storage: Storage) -> GgufTensor:
+    def chunks() -> Iterator[bytes]:
+        tensor = source.read().detach().cpu()
+        order = rules.row_order(source.shape[0])
+        if order is not None:
+            tensor = tensor[order]
+        if storage in _DTYPES:
+            assert tuple(tensor.shape) == source.shape, (source.key, tensor.shape, source.shape)
+            shifted = tensor.float() + rules.shift if rules.shift else tensor
+            tensor = shifted.to(_DTYPES[storage])
+        yield _bytes(tensor)
+
+    return GgufTensor(name=rules.name, shape=source.shape, storage=storage, chunks=chunks)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,138 @@
+"""Block types of GGUF files: how llama.cpp stores a weight in a few bits. Loads no torch.
+
+A row of a weight is cut into blocks, a block into groups of inputs. With the block's float16 numbers d and e and the
+group's integers s and m, an entry with code q is w = d·s·level(q) - e·m. Types without integers have s = 1, types
+without minima m = 0.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, get_args
+
+BlockType = Literal["Q8_0", "Q6_K", "Q5_1", "Q5_K", "Q5_0", "Q4_1", "Q4_K", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K"]
+"""Block types that weights are rounded to, by falling bits."""
+
+BLOCK_TYPES: tuple[BlockType, ...] = get_args(BlockType)
+
+# Levels of IQ4_NL and IQ4_XS, which are denser around zero, as weights are.
+_NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockFormat:
+    """How a block type stores a row.
+
+    Attributes:
+        name: its name in llama.cpp.
+        block_size: inputs of a block; rows are whole blocks.
+        block_bytes: bytes of a block.
+        group_size: inputs that share the integers s and m.
+        levels: what a code stands for, ascending: consecutive integers, or those of a table.
+        scales: least and largest s; (1, 1) if groups are blocks and d is their scale.
+        largest_minimum: largest m; 1 if groups are blocks and e is their minimum, 0 if the type has no minima.
+    """
+
+    name: BlockType
+    block_size: int
+    block_bytes: int
+    group_size: int
+    levels: tuple[int, ...]
+    scales: tuple[int, int] = (1, 1)
+    largest_minimum: int = 0
+
+    @property
+    def has_minima(self) -> bool:
+        """Whether groups have a minimum."""
+        return self.largest_minimum > 0
+
+    @property
+    def groups_per_block(self) -> int:
+        """Groups of a block."""
+        return self.block_size // self.group_size
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of an entry, with its part of the scales."""
+        return 8 * self.block_bytes / self.block_size
+
+    def fits(self, d_in: int) -> bool:
+        """Return whether rows of this length are whole blocks."""
+        return d_in > 0 and d_in % self.block_size == 0
+
+    def row_bytes(self, d_in: int) -> int:
+        """Return the bytes of a row.
+
+        Args:
+            d_in: input features, a multiple of the block size.
+        """
+        assert self.fits(d_in), (self.name, d_in)
+        return d_in // self.block_size * self.block_bytes
+
+    def stored_bytes(self, d_in: int, d_out: int) -> int:
+        """Return the bytes of a weight.
+
+        Args:
+            d_in: input features, a multiple of the block size.
+            d_out: output features.
+        """
+        return d_out * self.row_bytes(d_in)
+
+
+def _formats() -> dict[BlockType, BlockFormat]:
+    def small(name: BlockType, block_bytes: int, levels: tuple[int, ...], largest_minimum: int = 0) -> BlockFormat:
+        return BlockFormat(
+            name=name,
+            block_size=32,
+            block_bytes=block_bytes,
+            group_size=32,
+            levels=levels,
+            largest_minimum=largest_minimum,
+        )
+
+    def large(
+        name: BlockType,
+        block_bytes: int,
+        group_size: int,
+        levels: tuple[int, ...],
+        scales: tuple[int, int],
+        largest_minimum: int = 0,
+    ) -> BlockFormat:
+        return BlockFormat(
+            name=name,
+            block_size=256,
+            block_bytes=block_bytes,
+            group_size=group_size,
+            levels=levels,
+            scales=scales,
+            largest_minimum=largest_minimum,
+        )
+
+    formats = (
+        # -128 could be stored, but no file of llama.cpp has it, and engines multiply these codes in 8 bits.
+        small("Q8_0", 34, tuple(range(-127, 128))),
+        large("Q6_K", 210, 16, tuple(range(-32, 32)), (-128, 127)),
+        small("Q5_1", 24, tuple(range(32)), 1),
+        large("Q5_K", 176, 32, tuple(range(32)), (1, 63), 63),
+        small("Q5_0", 22, tuple(range(-16, 16))),
+        small("Q4_1", 20, tuple(range(16)), 1),
+        large("Q4_K", 144, 32, tuple(range(16)), (1, 63), 63),
+        small("Q4_0", 18, tuple(range(-8, 8))),
+        small("IQ4_NL", 18, _NONLINEAR),
+        large("IQ4_XS", 136, 32, _NONLINEAR, (-32, 31)),
+        large("Q3_K", 110, 16, tuple(range(-4, 4)), (-32, 31)),
+        large("Q2_K", 84, 16, tuple(range(4)), (1, 15), 15),
+    )
+    return {block_format.name: block_format for block_format in formats}
+
+
+BLOCK_FORMATS: dict[BlockType, BlockFormat] = _formats()
+
+
+@cache
+def block_types_for(d_in: int) -> tuple[BlockType, ...]:
+    """Return the block types that rows of this length can have, by falling bits.
+
+    Args:
+        d_in: input features.
+    """
+    return tuple(name for name in BLOCK_TYPES if BLOCK_FORMATS[name].fits(d_in))

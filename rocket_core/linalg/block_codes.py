@@ -1,0 +1,149 @@
+"""Weights under a block type of llama.cpp: integer codes, and scales exactly as the type stores them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Float16, Int8
+from torch import Tensor
+
+from rocket_core.gguf_types import BlockFormat
+from rocket_core.linalg.code_grids import Levels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockScales:
+    """The scales of a weight, as they are stored; see `rocket_core.gguf_types` for their names.
+
+    Attributes:
+        block_scales: d, positive or negative, not zero.
+        group_scales: s, not zero; 1 where the type has none.
+        block_minima: e; None if the type has no minima.
+        group_minima: m; None if the type has no minima, 1 where it has them for blocks only.
+        format: the block type.
+    """
+
+    block_scales: Float16[Tensor, "blocks d_out"]
+    group_scales: Int8[Tensor, "groups d_out"]
+    block_minima: Float16[Tensor, "blocks d_out"] | None
+    group_minima: Int8[Tensor, "groups d_out"] | None
+    format: BlockFormat
+
+    @property
+    def levels(self) -> Levels:
+        """What codes can be: levels, not their places in the table."""
+        return Levels.of(self.format.levels)
+
+    def steps(self, dtype: torch.dtype) -> Float[Tensor, "groups d_out"]:
+        """Return d·s of every group, which float32 holds exactly."""
+        return _products(self.block_scales, self.group_scales, self.format).to(dtype)
+
+    def offsets(self, dtype: torch.dtype) -> Float[Tensor, "groups d_out"] | None:
+        """Return e·m of every group, which float32 holds exactly; None if the type has no minima."""
+        if self.block_minima is None or self.group_minima is None:
+            return None
+        return _products(self.block_minima, self.group_minima, self.format).to(dtype)
+
+    def by_input(self, d_in: int, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
+        """Return the step of every entry."""
+        assert d_in == len(self.group_scales) * self.format.group_size
+        return self.steps(dtype).repeat_interleave(self.format.group_size, dim=0)
+
+    def shifted(self, weight: Float[Tensor, "d_in d_out"]) -> Float[Tensor, "d_in d_out"]:
+        """Return a weight plus the offset of each entry."""
+        offsets = self.offsets(weight.dtype)
+        return weight if offsets is None else weight + offsets.repeat_interleave(self.format.group_size, dim=0)
+
+    def rounded(self, codes: Int8[Tensor, "d_in d_out"]) -> "BlockWeight":
+        """Return the weight with these codes."""
+        return BlockWeight(codes=codes, scales=self)
+
+    def replaced(self, other: "BlockScales", outputs: Bool[Tensor, " d_out"]) -> "BlockScales":
+        """Return these scales with those of some outputs of other ones."""
+
+        def chosen(own: Tensor | None, others: Tensor | None) -> Tensor | None:
+            return None if own is None or others is None else torch.where(outputs, others, own)
+
+        return BlockScales(
+            block_scales=torch.where(outputs, other.block_scales, self.block_scales),
+            group_scales=torch.where(outputs, other.group_scales, self.group_scales),
+            block_minima=chosen(self.block_minima, other.block_minima),
+            group_minima=chosen(self.group_minima, other.group_minima),
+            format=self.format,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockWeight:
+    """A weight w̃ = d·s·code - e·m.
+
+    Attributes:
+        codes: a level of the type for each entry.
+        scales: the scales.
+    """
+
+    codes: Int8[Tensor, "d_in d_out"]
+    scales: BlockScales
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(d_in, d_out)` of the layer."""
+        d_in, d_out = self.codes.shape
+        return d_in, d_out
+
+    def weight(self, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
+        """Return W̃."""
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        d_in, d_out = self.shape
+        size = self.scales.format.group_size
+        grouped = self.codes.view(-1, size, d_out).to(exact) * self.scales.steps(exact)[:, None]
+        offsets = self.scales.offsets(exact)
+        if offsets is not None:
+            grouped -= offsets[:, None]
+        return grouped.view(d_in, d_out).to(dtype)
+
+    def rows(self, dtype: torch.dtype) -> Float[Tensor, "d_out d_in"]:
+        """Return W̃ᵀ, in the orientation of `nn.Linear`, in row-major memory; in float32 what llama.cpp computes."""
+        return self.weight(dtype).T.contiguous()
+
+    @classmethod
+    def of_parts(cls, parts: Sequence["BlockWeight"]) -> "BlockWeight":
+        """Return the weight whose outputs are those of all parts."""
+
+        def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
+            present = [tensor for tensor in tensors if tensor is not None]
+            return torch.cat(present, dim=1) if present else None
+
+        scales = [part.scales for part in parts]
+        return cls(
+            codes=torch.cat([part.codes for part in parts], dim=1),
+            scales=BlockScales(
+                block_scales=torch.cat([each.block_scales for each in scales], dim=1),
+                group_scales=torch.cat([each.group_scales for each in scales], dim=1),
+                block_minima=joined([each.block_minima for each in scales]),
+                group_minima=joined([each.group_minima for each in scales]),
+                format=scales[0].format,
+            ),
+        )
+
+    def replaced(self, other: "BlockWeight", outputs: Bool[Tensor, " d_out"]) -> "BlockWeight":
+        """Return this weight with some outputs of another one."""
+        return BlockWeight(
+            codes=torch.where(outputs, other.codes, self.codes), scales=self.scales.replaced(other.scales, outputs)
+        )
+
+
+def in_half(values: Float[Tensor, "*shape"]) -> Float16[Tensor, "*shape"]:
+    """Round scales to float16; none becomes zero, so that every code has a meaning, and none infinite."""
+    most = torch.finfo(torch.float16).max
+    return values.abs().clamp(_LEAST_HALF, most).copysign(values).half()
+
+
+# The smallest positive number in float16.
+_LEAST_HALF = 2.0**-24
+
+
+def _products(
+    halves: Float16[Tensor, "blocks d_out"], integers: Int8[Tensor, "groups d_out"], block_format: BlockFormat
+) -> Float[Tensor, "groups d_out"]:
+    return halves.float().repeat_interleave(block_format.groups_per_block, dim=0) * integers

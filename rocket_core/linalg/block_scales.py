@@ -1,0 +1,257 @@
+"""Search of the scales of a block type, as it stores them, for rounding to nearest.
+
+Real scales and minima of the groups are found first, then float16 numbers of the blocks under which the integers of
+the groups represent them best, then integers next to those. What counts is always the weighted error of the rounded
+weight, Σ_i h_i (w_i - w̃_i)².
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float16, Shaped
+from torch import Tensor
+
+from rocket_core.gguf_types import BlockFormat
+from rocket_core.linalg.block_codes import BlockScales, in_half
+from rocket_core.linalg.code_grids import Levels
+
+# Real scales that are tried per octave, down to this part of the one that represents the largest weight of a group.
+_TRIES_PER_OCTAVE = 8
+_LEAST_PART = 0.4
+# Tries to each side of the best of them, up to halfway to the next.
+_FINE_TRIES = 4
+# Ranges that are tried for groups with minima, as parts of that of their weights.
+_RANGE_TRIES = 16
+_MOST_SHORT, _MOST_BEYOND = 0.4, 0.05
+# Integers that the largest group of a block is given, as parts of the largest integer.
+_PARTS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.84, 0.8, 0.75)
+_TINY = 1e-30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Groups:
+    """A weight by groups, to be rounded to nearest.
+
+    Attributes:
+        values: W.
+        importance: h, with mean 1.
+        format: the block type.
+    """
+
+    values: Float[Tensor, "groups size d_out"]
+    importance: Float[Tensor, "groups size 1"]
+    format: BlockFormat
+
+    def errors(
+        self, steps: Float[Tensor, "groups d_out"], offsets: Float[Tensor, "groups d_out"] | None
+    ) -> Float[Tensor, "groups d_out"]:
+        """Return the error of each group with these steps and offsets."""
+        target = self.values if offsets is None else self.values + offsets[:, None]
+        codes = Levels.of(self.format.levels).nearest_(target / steps[:, None])
+        return codes.mul_(steps[:, None]).sub_(target).square_().mul_(self.importance).sum(dim=1)
+
+    def over_blocks(self, per_group: Shaped[Tensor, "groups d_out"]) -> Shaped[Tensor, "blocks per_block d_out"]:
+        """Return numbers of groups by their blocks."""
+        return per_group.view(-1, self.format.groups_per_block, per_group.shape[1])
+
+    def by_group(self, per_block: Shaped[Tensor, "blocks d_out"]) -> Shaped[Tensor, "groups d_out"]:
+        """Repeat numbers of blocks for each of their groups."""
+        return per_block.repeat_interleave(self.format.groups_per_block, dim=0)
+
+
+def search_block_scales(
+    weight: Float[Tensor, "d_in d_out"], importance: Float[Tensor, " d_in"], block_format: BlockFormat
+) -> BlockScales:
+    """Return scales that a block type can store, with a small Σ_i h_i (w_i - w̃_i)², every w̃_i rounded to nearest.
+
+    Outputs share nothing: those of a part of the outputs are the same.
+
+    Args:
+        weight: W, whose rows are whole blocks.
+        importance: h, >= 0, for instance the diagonal of the Gram matrix.
+        block_format: the block type.
+    """
+    size, d_out = block_format.group_size, weight.shape[1]
+    groups = _Groups(
+        values=weight.reshape(-1, size, d_out),
+        importance=(importance / importance.mean().clamp_min(_TINY)).view(-1, size, 1),
+        format=block_format,
+    )
+    return _with_minima(groups) if block_format.has_minima else _without_minima(groups)
+
+
+def _without_minima(groups: _Groups) -> BlockScales:
+    real = _real_scales(groups)
+    halves, integers = _shared(
+        groups, real, _scale_ends(groups.format), whole_scales, lambda step: groups.errors(step, None)
+    )
+    integers, _ = _polished(groups, halves, integers, None, None)
+    return BlockScales(
+        block_scales=halves,
+        group_scales=integers.to(torch.int8),
+        block_minima=None,
+        group_minima=None,
+        format=groups.format,
+    )
+
+
+def _real_scales(groups: _Groups) -> Float[Tensor, "groups d_out"]:
+    """Return the best real scale of each group among tries of both signs, each with its least-squares refinement."""
+    levels = Levels.of(groups.format.levels)
+    largest = groups.values.abs().amax(dim=1).clamp_min_(_TINY) / max(-levels.least, levels.largest)
+    best, least = largest.clone(), torch.full_like(largest, math.inf)
+
+    def attempt(tried: Float[Tensor, "groups d_out"]) -> None:
+        nonlocal best, least
+        codes = levels.nearest_(groups.values / tried[:, None])
+        weighted = codes * groups.importance
+        curvature = (weighted * codes).sum(dim=1)
+        fitted = torch.where(curvature > 0, (weighted * groups.values).sum(dim=1) / curvature, tried)
+        error = (codes.mul_(fitted[:, None]) - groups.values).square_().mul_(groups.importance).sum(dim=1)
+        better = (error < least) & (fitted != 0)
+        least, best = torch.where(better, error, least), torch.where(better, fitted, best)
+
+    for step in range(math.ceil(-math.log2(_LEAST_PART) * _TRIES_PER_OCTAVE) + 1):
+        for sign in (1, -1):
+            attempt(largest * (sign * 2.0 ** (-step / _TRIES_PER_OCTAVE)))
+    coarse = best
+    for step in range(1, _FINE_TRIES + 1):
+        for direction in (1, -1):
+            attempt(coarse * 2.0 ** (direction * step / (_TRIES_PER_OCTAVE * 2 * _FINE_TRIES)))
+    return best
+
+
+def _shared(
+    groups: _Groups,
+    real: Float[Tensor, "groups d_out"],
+    ends: tuple[int, ...],
+    whole: Callable[[Tensor, BlockFormat], Tensor],
+    errors: Callable[[Tensor], Tensor],
+) -> tuple[Float16[Tensor, "blocks d_out"], Float[Tensor, "groups d_out"]]:
+    """Return float16 numbers of blocks and integers of groups whose products replace real numbers of groups best.
+
+    Args:
+        groups: the weight.
+        real: the numbers.
+        ends: integers that the largest number of a block may get; also tried are smaller ones.
+        whole: rounds to the integers that can be stored.
+        errors: error of each group, given the products.
+    """
+    by_block = groups.over_blocks(real)
+    greatest = by_block.gather(1, by_block.abs().argmax(dim=1, keepdim=True))[:, 0]
+    best_halves = in_half(greatest / ends[0])
+    best_integers = torch.ones_like(real)
+    least = torch.full_like(greatest, math.inf)
+    for integer in dict.fromkeys(round(part * end) for part in _PARTS for end in ends):
+        halves = in_half(greatest / integer)
+        exact = groups.by_group(halves.to(real.dtype))
+        integers = whole(real / exact, groups.format)
+        error = groups.over_blocks(errors(integers * exact)).sum(dim=1)
+        better = error < least
+        least, best_halves = torch.where(better, error, least), torch.where(better, halves, best_halves)
+        best_integers = torch.where(groups.by_group(better), integers, best_integers)
+    return best_halves, best_integers
+
+
+def _scale_ends(block_format: BlockFormat) -> tuple[int, ...]:
+    smallest, largest = block_format.scales
+    return (smallest, largest) if smallest < 0 else (largest,)
+
+
+def whole_scales(values: Float[Tensor, "*shape"], block_format: BlockFormat) -> Float[Tensor, "*shape"]:
+    """Round to the nearest s, which is not zero."""
+    rounded = values.round().clamp_(*block_format.scales)
+    return torch.where(rounded == 0, torch.ones_like(values).copysign(values), rounded)
+
+
+def whole_minima(values: Float[Tensor, "*shape"], block_format: BlockFormat) -> Float[Tensor, "*shape"]:
+    """Round to the nearest m."""
+    least = 0 if block_format.groups_per_block > 1 else 1
+    return values.round().clamp_(least, block_format.largest_minimum)
+
+
+def _with_minima(groups: _Groups) -> BlockScales:
+    block_format = groups.format
+    scales, minima = _real_scales_and_minima(groups)
+    halves, integers = _shared(
+        groups, scales, _scale_ends(block_format), whole_scales, lambda step: groups.errors(step, minima)
+    )
+    steps = integers * groups.by_group(halves.to(scales.dtype))
+    half_minima, integer_minima = _shared(
+        groups, minima, (block_format.largest_minimum,), whole_minima, lambda offset: groups.errors(steps, offset)
+    )
+    integers, integer_minima = _polished(groups, halves, integers, half_minima, integer_minima)
+    return BlockScales(
+        block_scales=halves,
+        group_scales=integers.to(torch.int8),
+        block_minima=half_minima,
+        group_minima=integer_minima.to(torch.int8),
+        format=block_format,
+    )
+
+
+def _polished(
+    groups: _Groups,
+    halves: Float16[Tensor, "blocks d_out"],
+    integers: Float[Tensor, "groups d_out"],
+    half_minima: Float16[Tensor, "blocks d_out"] | None,
+    minima: Float[Tensor, "groups d_out"] | None,
+) -> tuple[Float[Tensor, "groups d_out"], Float[Tensor, "groups d_out"]]:
+    """Return s and m after trying their neighbours; m is zero without minima."""
+    exact = groups.by_group(halves.to(integers.dtype))
+    scale_of_minima = None if half_minima is None else groups.by_group(half_minima.to(integers.dtype))
+    best = integers, torch.zeros_like(integers) if minima is None else minima
+    if groups.format.groups_per_block == 1:
+        return best
+    changes = (-1, 0, 1) if groups.format.has_minima else (0,)
+    least = torch.full_like(integers, math.inf)
+    for change, change_of_minimum in itertools.product((0, -1, 1), changes):
+        scale = whole_scales(integers + change, groups.format)
+        minimum = best[1] if minima is None else whole_minima(minima + change_of_minimum, groups.format)
+        error = groups.errors(scale * exact, None if scale_of_minima is None else minimum * scale_of_minima)
+        better = error < least
+        least = torch.where(better, error, least)
+        best = torch.where(better, scale, best[0]), torch.where(better, minimum, best[1])
+    return best
+
+
+def _real_scales_and_minima(
+    groups: _Groups,
+) -> tuple[Float[Tensor, "groups d_out"], Float[Tensor, "groups d_out"]]:
+    """Return the best real step and offset of each group; steps are positive, and offsets that share e not negative."""
+    values, weights, most = groups.values, groups.importance, groups.format.levels[-1]
+    levels = Levels.of(groups.format.levels)
+    high, low = values.amax(dim=1), values.amin(dim=1)
+    shared = groups.format.groups_per_block > 1
+    if shared:
+        low = low.clamp_max(0)
+    span = (high - low).clamp_min_(_TINY)
+    total, first = weights.sum(dim=1), (weights * values).sum(dim=1)
+    best, offset = span / most, -low
+    least = torch.full_like(best, math.inf)
+    for number in range(_RANGE_TRIES + 1):
+        part = 1 + _MOST_BEYOND - (_MOST_SHORT + _MOST_BEYOND) * number / _RANGE_TRIES
+        for shift in (0.0, 0.5, 1.0):
+            step = span * part / most
+            start = -low - shift * span * (1 - part)
+            codes = levels.nearest_((values + start[:, None]) / step[:, None])
+            weighted = codes * weights
+            second, mean, mixed = (weighted * codes).sum(dim=1), weighted.sum(dim=1), (weighted * values).sum(dim=1)
+            determinant = total * second - mean * mean
+            fits = determinant > 1e-6 * total * second
+            step = torch.where(fits, (total * mixed - mean * first) / determinant, step)
+            start = torch.where(fits, (mean * mixed - second * first) / determinant, start)
+            if shared:
+                # A minimum above zero cannot be stored.
+                above = start < 0
+                step = torch.where(above & (second > 0), mixed / second, step)
+                start = start.clamp_min(0)
+            step = torch.where(step > 0, step, span / most)
+            error = (codes * step[:, None] - start[:, None] - values).square_().mul_(weights).sum(dim=1)
+            better = error < least
+            least = torch.where(better, error, least)
+            best, offset = torch.where(better, step, best), torch.where(better, start, offset)
+    return best, offset

@@ -1,0 +1,166 @@
+import json
+
+import gguf
+import pytest
+import torch
+
+from rocket_core.errors import UnsupportedExportError
+from rocket_core.exports.gguf_families import FAMILIES
+from rocket_core.exports.gguf_model import TensorRules, check_gguf, plan_gguf
+from tests.reference import gguf_models
+
+ARCHITECTURES = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    gguf_models.save_tokenizer("prefixed", folder)
+    return folder
+
+
+def settings_of(name, **changes):
+    model_class, config_class, own = gguf_models.MODELS[name]
+    config = config_class(**(gguf_models._COMMON | own)).to_dict()
+    return config | {"architectures": [model_class.__name__]} | changes
+
+
+def test_models_of_every_family_are_tested():
+    assert {model_class.__name__ for model_class, *_ in gguf_models.MODELS.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", gguf_models.MODELS)
+def test_names_are_those_of_the_gguf_package(name, folder):
+    plan = plan_gguf(settings_of(name), folder)
+    names = gguf.get_tensor_name_map(ARCHITECTURES[plan.family.arch], 8)
+    with torch.device("meta"):
+        model = gguf_models.build(name)
+    keys = [key for key in model.state_dict() if not (plan.tied and key == "lm_head.weight")]
+    for key in keys:
+        assert plan.tensor(key).name == names.get_name(key, try_suffixes=(".weight", ".bias")), key
+    if plan.tied:
+        assert plan.tensor("lm_head.weight") is None
+
+
+@pytest.mark.parametrize("name", gguf_models.MODELS)
+def test_keys_are_those_of_the_gguf_package(name, folder):
+    plan = plan_gguf(settings_of(name), folder, name="A name")
+    known = {
+        value.replace("{arch}", plan.family.arch)
+        for group in vars(gguf.Keys).values()
+        if isinstance(group, type)
+        for value in vars(group).values()
+        if isinstance(value, str)
+    }
+    assert set(plan.metadata) <= known
+    assert plan.metadata["general.name"].content == "A name"
+
+
+def test_rows_of_queries_and_keys_are_interleaved():
+    heads, size = 3, 8
+    rows = torch.arange(heads * size)
+    expected = rows.view(heads, 2, size // 2).transpose(1, 2).reshape(-1)
+    assert TensorRules(name="q", head_rows=size).row_order(heads * size) == expected.tolist()
+    assert TensorRules(name="v").row_order(24) is None
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_only_llama_has_its_rows_reordered(name, folder):
+    plan = plan_gguf(settings_of(name), folder)
+    ordered = [plan.tensor(f"model.layers.1.self_attn.{part}_proj.weight").head_rows > 0 for part in "qkvo"]
+    assert ordered == ([True, True, False, False] if name == "llama" else [False] * 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("llama", {"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ("llama", {"architectures": None}, "None"),
+        ("llama", {"hidden_act": "relu"}, "relu"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantized"),
+        ("qwen3", {"attention_bias": True}, "attention_bias"),
+        ("qwen2", {"rope_parameters": gguf_models._LLAMA3}, "llama3"),
+        ("llama", {"rope_parameters": gguf_models._LONGROPE}, "longrope"),
+        ("yarn", {"rope_parameters": gguf_models._YARN | {"attention_factor": 2.0}}, "attention_factor"),
+        ("gemma", {"tie_word_embeddings": False}, "head"),
+        ("gemma2", {"query_pre_attn_scalar": 144}, "144"),
+        ("gemma3", {"layer_types": ["full_attention"] * 7}, "windows"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "soft-capped"),
+        ("qwen2", {"partial_rotary_factor": 0.5}, "part of each head"),
+        ("llama", {"vocab_size": 300}, "more than the model"),
+    ],
+)
+def test_what_llama_cpp_cannot_express_is_named(name, changes, reason, folder):
+    check_gguf(settings_of(name), folder)
+    with pytest.raises(UnsupportedExportError, match=reason):
+        check_gguf(settings_of(name, **changes), folder)
+
+
+def test_unknown_tensors_are_refused(folder):
+    plan = plan_gguf(settings_of("llama"), folder)
+    assert plan.tensor("model.layers.0.self_attn.rotary_emb.inv_freq") is None
+    for key in ("model.layers.0.mlp.experts.0.up_proj.weight", "score.weight"):
+        with pytest.raises(UnsupportedExportError, match=key):
+            plan.tensor(key)
+
+
+@pytest.mark.parametrize(
+    ("changes", "length"), [({}, 256), ({"sliding_window": 64}, 64), ({"use_sliding_window": False}, 256)]
+)
+def test_windows_that_are_not_applied_bound_the_context(changes, length, folder):
+    plan = plan_gguf(settings_of("mistral", **({"sliding_window": None} | changes)), folder)
+    assert plan.metadata["llama.context_length"].content == length
+
+
+def _edit(folder, change):
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    change(tokenizer)
+    path.write_text(json.dumps(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda one: one["model"].update(type="Unigram"), "Unigram"),
+        (lambda one: one.update(normalizer={"type": "Lowercase"}), "Lowercase"),
+        (lambda one: one.update(pre_tokenizer={"type": "Whitespace"}), "Whitespace"),
+        (lambda one: one["pre_tokenizer"].update(add_prefix_space=True), "ByteLevel"),
+        (lambda one: one.update(post_processor={"type": "BertProcessing"}), "BertProcessing"),
+        (lambda one: one["post_processor"]["single"][0]["SpecialToken"].update(id="<pad>"), "token 0"),
+    ],
+)
+def test_tokenizers_that_llama_cpp_lacks_are_refused(change, reason, tmp_path):
+    gguf_models.save_tokenizer("gpt-2", tmp_path)
+    check_gguf(settings_of("llama"), tmp_path)
+    _edit(tmp_path, change)
+    with pytest.raises(UnsupportedExportError, match=reason):
+        check_gguf(settings_of("llama"), tmp_path)
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "vocab_size", "num_hidden_layers"])
+@pytest.mark.parametrize("value", [None, "many", [], {}, 0, -1, 10**12])
+def test_malformed_settings_are_refused(key, value, folder):
+    config = settings_of("llama", head_dim=None, **{key: value})
+    with pytest.raises(UnsupportedExportError):
+        check_gguf(config, folder)
+
+
+@pytest.mark.parametrize("raw", ["[]", "{", "{}", '{"model": []}', '{"model": {"vocab": 3, "merges": [1]}}'])
+def test_malformed_tokenizers_are_refused(raw, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(raw)
+    with pytest.raises(UnsupportedExportError):
+        check_gguf(settings_of("llama"), tmp_path)
+
+
+def test_a_missing_tokenizer_is_refused(tmp_path):
+    with pytest.raises(UnsupportedExportError, match=r"tokenizer\.json"):
+        check_gguf(settings_of("llama"), tmp_path)
+
+
+def test_tokenizers_without_a_beginning_add_none(tmp_path):
+    gguf_models.save_tokenizer("gpt-2", tmp_path, begins=False)
+    metadata = plan_gguf(settings_of("llama"), tmp_path).metadata
+    assert metadata["tokenizer.ggml.add_bos_token"].content is False
+    assert metadata["tokenizer.ggml.bos_token_id"].content == 1
