@@ -30,6 +30,7 @@ READ_IN_TURN = (
     "how-to/calibration",
     "how-to/ratio",
     "how-to/load",
+    "how-to/engines",
     "how-to/evaluate",
     "how-to/gpu",
     "how-to/cost",
@@ -145,7 +146,8 @@ def test_every_page_is_tested_and_exceptions_have_reasons():
     assert not [page for page in PAGES for block in blocks(page) if re.search(r"^\$ ", block.text, flags=re.MULTILINE)]
     assert {block.language for page in PAGES for block in blocks(page)} == {"sh", "python"}
     run = [page.stem for page in PAGES if script_of(page)]
-    assert run == ["quickstart", "compress", "service", "calibration", "ratio", "load", "evaluate", "cost", "audit"]
+    typed = ["quickstart", "compress", "service", "calibration", "ratio", "load", "engines", "evaluate", "cost", "audit"]
+    assert run == typed
 
 
 def test_untested_commands_exist():
