@@ -27,7 +27,7 @@ class BlockFormat:
         block_size: inputs of a block; rows are whole blocks.
         block_bytes: bytes of a block.
         group_size: inputs that share the integers s and m.
-        levels: what a code stands for, ascending: consecutive integers, or those of a table.
+        levels: the numbers that codes represent, ascending: consecutive integers, or those of a table.
         scales: least and largest s; (1, 1) if groups are blocks and d is their scale.
         largest_minimum: largest m; 1 if groups are blocks and e is their minimum, 0 if the type has no minima.
     """

@@ -136,7 +136,7 @@ class WhatIf:
         """Return the fields of the form for a new job with this target.
 
         Args:
-            model_bytes: predicted size, which stands for a ratio of bytes, as the form's ratio is one of parameters.
+            model_bytes: predicted size, used in place of a ratio of bytes, as the form's ratio is one of parameters.
         """
         match self.target:
             case ByBits(bits=bits):

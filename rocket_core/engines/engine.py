@@ -1,7 +1,6 @@
 """What an engine reads: the description that restricts candidates and decides the exports. Loads no torch."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from rocket_core.code_format import CodeChoices
@@ -28,7 +27,6 @@ class Engine:
         layer_bytes: bytes that a quantized layer takes in its file in addition to codes and scales.
         classes: model classes that it runs, or their endings.
         sixteen_bits: whether the model must be stored in 16 bits.
-        refused_families: model types among these whose quantized layers it does not read, with the reason.
     """
 
     name: EngineName
@@ -42,4 +40,3 @@ class Engine:
     layer_bytes: int = 0
     classes: tuple[str, ...] = ()
     sixteen_bits: bool = False
-    refused_families: Mapping[str, str] = field(default_factory=dict)

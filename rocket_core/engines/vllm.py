@@ -5,8 +5,6 @@ References:
     each fused layer) and `schemes/compressed_tensors_wNa16.py` (bits, groups and their divisibility).
 """
 
-from types import MappingProxyType
-
 from rocket_core.code_format import CodeChoices
 from rocket_core.engines.engine import Engine
 
@@ -22,7 +20,7 @@ VLLM = Engine(
     one_format_per_input=True,
     # weight_shape
     layer_bytes=16,
+    # Not GPT2LMHeadModel and the like, whose weights are stored transposed.
     classes=("ForCausalLM",),
     sixteen_bits=True,
-    refused_families=MappingProxyType({"gpt2": "their weights are stored transposed"}),
 )

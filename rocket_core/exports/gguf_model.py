@@ -113,13 +113,14 @@ class GgufPlan:
         Args:
             tensors: name in the checkpoint, shape and wanted storage of each tensor of the checkpoint.
         """
-        computed = [(name, (len(values),), "F32") for name, values in self.computed.items()]
-        stored = []
+        planned: list[tuple[str, Sequence[int], Storage]] = [
+            (name, (len(values),), "F32") for name, values in self.computed.items()
+        ]
         for key, shape, wanted in tensors:
             rules = self.tensor(key)
             if rules is not None:
-                stored.append((rules.name, shape, self.storage(key, shape, wanted)))
-        return gguf_bytes(self.metadata, [*computed, *stored])  # type: ignore[list-item]
+                planned.append((rules.name, shape, self.storage(key, shape, wanted)))
+        return gguf_bytes(self.metadata, planned)
 
 
 def plan_gguf(config: Mapping[str, Any], folder: Path, *, name: str | None = None) -> GgufPlan:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from rocket_core.config import CompressionConfig
 from rocket_core.engines import ROCKET
 from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
-from rocket_core.inspection.layer_names import family_of
 
 _SIXTEEN_BITS = 2
 
@@ -32,12 +31,6 @@ def check_engine(settings: Mapping[str, object], itemsize: int, config: Compress
         raise UnsupportedArchitectureError(
             f"{engine.title} can run models of the classes {', '.join(engine.classes)}, and {model} is a "
             f"{', '.join(classes)}; use the engine rocket"
-        )
-    family = family_of(settings)
-    if family in engine.refused_families:
-        raise UnsupportedArchitectureError(
-            f"{engine.title} does not read quantized layers of {family} models: {engine.refused_families[family]}; use "
-            "the engine rocket"
         )
     if engine.sixteen_bits and itemsize != _SIXTEEN_BITS:
         raise InvalidConfigError(

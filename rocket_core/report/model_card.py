@@ -31,8 +31,8 @@ factors into plain dense layers.""",
 Names, shapes and configuration are those of the original model, so any tool that reads the original reads this. The
 weights are the products of the factors: this export is as large as the original and behaves like the factored one.""",
     "gguf": """\
-Each tensor has a block type of its own, chosen within the size of the file for the least loss. llama.cpp and what is
-built on it read the file; embeddings and head are in it as well.""",
+Each tensor has its own block type, chosen within the size of the file for the least loss. llama.cpp and programs that
+are built on it read the file, which contains embeddings, head and tokenizer as well.""",
     "compressed-tensors": """\
 Quantized layers are stored as `pack-quantized` of compressed-tensors, with different bits
 for different layers. vLLM computes from the codes; `transformers` decompresses each layer when it is first used.""",

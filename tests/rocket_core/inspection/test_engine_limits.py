@@ -12,7 +12,7 @@ def test_a_language_model_in_16_bits_runs():
     check_engine(LLAMA, 2, CONFIG, "local/x")
 
 
-@pytest.mark.parametrize("architectures", [["BertForMaskedLM"], ["LlamaModel"]])
+@pytest.mark.parametrize("architectures", [["BertForMaskedLM"], ["LlamaModel"], ["GPT2LMHeadModel"]])
 def test_other_classes_are_refused_with_a_remedy(architectures):
     with pytest.raises(
         UnsupportedArchitectureError, match=r"vLLM can run models of the classes ForCausalLM.* use the engine rocket"
@@ -23,12 +23,6 @@ def test_other_classes_are_refused_with_a_remedy(architectures):
 @pytest.mark.parametrize("architectures", [[], None, "LlamaModel", [3]])
 def test_a_model_that_names_no_class_is_left_to_the_run(architectures):
     check_engine({"model_type": "x", "architectures": architectures}, 2, CONFIG, "local/x")
-
-
-def test_transposed_layers_are_refused():
-    settings = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel", "XForCausalLM"]}
-    with pytest.raises(UnsupportedArchitectureError, match="gpt2 models: their weights are stored transposed"):
-        check_engine(settings, 2, CONFIG, "local/x")
 
 
 def test_32_bits_are_refused_with_the_dtypes():
