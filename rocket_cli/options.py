@@ -49,12 +49,28 @@ Model = Annotated[
 Output = Annotated[
     Path, typer.Argument(metavar="OUT", help="Output folder; each export is written to its own subfolder.")
 ]
+
+
+def _ratio(text: str) -> float:
+    number = text.removesuffix("%")
+    try:
+        value = float(number)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a valid number; use for example 0.3 or 30%") from None
+    if text.endswith("%"):
+        return value / 100
+    if 1 <= value < 100:
+        raise typer.BadParameter(f"{text} is not less than 1; to remove {text} %, use {value / 100:.6g} or {text}%")
+    return value
+
+
 Ratio = Annotated[
     float | None,
     typer.Option(
         metavar="R",
-        help="Fraction of the compressible parameters to remove, at least 0 and less than 1. One of this, --size "
-        "and --bits is required.",
+        parser=_ratio,
+        help="Fraction of the compressible parameters to remove, at least 0 and less than 1, such as 0.3 or 30%. One "
+        "of this, --size and --bits is required.",
         show_default=False,
     ),
 ]

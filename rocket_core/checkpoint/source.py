@@ -17,6 +17,7 @@ from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError, Mo
 from rocket_core.inspection import hub_cache
 from rocket_core.inspection.feasibility import check_feasible
 from rocket_core.inspection.hub import HubAccess, Repository, check_repository_id, find_repository, hub_errors
+from rocket_core.inspection.model_advice import advice_on_path
 from rocket_core.inspection.model_files import check_adapter, vet_folder
 from rocket_core.inspection.preconditions import check_config, parse_config
 from rocket_core.system.machine import free_disk, gibibytes
@@ -101,7 +102,8 @@ def find_model(
         vet_folder(resolved, resolved.name)
         return ModelSource(name=resolved.name, folder=resolved, commit=None)
     check_repository_id(model)
-    subject = f"repository {model} (there is no such folder)"
+    advice = advice_on_path(folder)
+    subject = f"repository {model} (there is no such folder{'' if advice is None else f'; {advice}'})"
     repository = find_repository(model, revision, token=hub.token, seconds=_ASK_SECONDS, subject=subject)
     check_adapter(repository.files, model)
     settings = parse_config(repository.read_config(), model)

@@ -31,6 +31,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from rocket_core import __version__
 from rocket_core.errors import HubUnavailableError, ModelNotFoundError
+from rocket_core.inspection.model_advice import advice_on_contents, advice_on_path
 from rocket_core.inspection.safetensors_headers import (
     INDEX_NAME,
     PREFIX_BYTES,
@@ -166,7 +167,7 @@ class Repository:
             HubUnavailableError: the Hub does not answer in time.
         """
         if "config.json" not in self.files:
-            raise ModelNotFoundError(f"{self.subject} has no config.json; name that of a transformers checkpoint")
+            raise ModelNotFoundError(f"{self.subject} has no config.json; {advice_on_contents(self.files)}")
         with hub_errors(self.subject):
             return self._read_whole("config.json", _MAX_CONFIG_BYTES)
 
@@ -236,8 +237,9 @@ def check_repository_id(model: str) -> None:
     try:
         validate_repo_id(model)
     except HFValidationError as error:
+        advice = advice_on_path(Path(model).expanduser()) or "check the spelling"
         raise ModelNotFoundError(
-            f"{model!r} is neither a folder nor a repository id of the form namespace/name; check the spelling"
+            f"{model!r} is neither a folder nor a repository id of the form namespace/name; {advice}"
         ) from error
 
 

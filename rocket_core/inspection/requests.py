@@ -7,6 +7,7 @@ from rocket_core.errors import ModelNotFoundError
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.feasibility import check_feasible
 from rocket_core.inspection.hub import check_repository_id
+from rocket_core.inspection.model_advice import advice_on_folder
 from rocket_core.inspection.model_files import CONFIG_NAME, read_start, vet_folder
 from rocket_core.inspection.preconditions import MAX_CONFIG_BYTES, check_config, parse_config
 from rocket_core.inspection.safetensors_headers import local_weight_files, read_header, sum_summaries, summarize
@@ -33,7 +34,7 @@ def check_request(model: str, config: CompressionConfig) -> None:
     name = folder.name
     vet_folder(folder, name)
     if not (folder / CONFIG_NAME).is_file():
-        raise ModelNotFoundError(f"{folder} has no config.json; give the folder of a transformers checkpoint")
+        raise ModelNotFoundError(f"{folder} has no config.json; {advice_on_folder(folder)}")
     settings = parse_config(read_start(folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), name)
     check_config(settings, name)
     files = local_weight_files(folder, name)

@@ -21,6 +21,7 @@ from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import sample_positions
+from rocket_core.inspection.model_advice import advice_on_folder
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, read_start
 from rocket_core.inspection.preconditions import (
@@ -166,7 +167,7 @@ def _lengths(architecture: Architecture, requested: int | None) -> tuple[int, in
 def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
     """Open a checkpoint after checking config.json and headers, as transformers builds whatever sizes it is given."""
     if not (source.folder / CONFIG_NAME).is_file():
-        raise ModelNotFoundError(f"{source.folder} has no config.json; give the folder of a transformers checkpoint")
+        raise ModelNotFoundError(f"{source.folder} has no config.json; {advice_on_folder(source.folder)}")
     config = parse_config(read_start(source.folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), source.name)
     check_config(config, source.name)
     checkpoint = open_checkpoint(source.folder)

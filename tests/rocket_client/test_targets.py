@@ -17,6 +17,11 @@ def test_a_size_is_sent_in_bytes(remote, client):
     assert "4.00 MB" in remote("jobs").out
 
 
+def test_a_ratio_may_be_a_percentage(remote, client):
+    assert remote("submit", "local/tiny", "--ratio", "30%").code == 0
+    assert only_job(client).ratio == 0.3
+
+
 def test_bits_are_sent(remote, client):
     assert remote("submit", "local/tiny", "--bits", "4.5").code == 0
     job = only_job(client)
@@ -31,6 +36,9 @@ def test_bits_are_sent(remote, client):
         (("--ratio", "0.3", "--size", "1GB"), "specify exactly one"),
         (("--bits", "3", "--size", "1GB"), "--ratio, --size or --bits: specify exactly one"),
         (("--bits", "4", "--method", "gptq"), "--bits: is for the method rocket; gptq takes --code-bits"),
+        (("--ratio", "30"), "to remove 30 %, use 0.3 or 30%"),
+        (("--ratio", "third"), "is not a valid number; use for example 0.3 or 30%"),
+        (("--ratio", "130%"), "less than 1"),
         (("--bits", "many"), "valid number"),
         (("--bits", "0"), "greater than 0"),
         (("--bits", "40"), "less than or equal to 16"),
