@@ -25,7 +25,8 @@ from rocket_cli.exit_codes import MEANINGS, missing_extra, report_failure
 from rocket_cli.service import admin, api, migrate, serve, worker
 from rocket_core import __version__
 
-_EXIT_CODES = "\n".join(["Exit codes:", *(f"{int(code):>3}  {meaning}" for code, meaning in MEANINGS.items())])
+_CODES_TOPIC = "exit-codes"
+_EPILOG = f"`rocket help {_CODES_TOPIC}` lists the exit codes."
 
 
 class _Commands(TyperGroup):
@@ -47,33 +48,46 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-# In the order in which a new user needs them; each is named after its function.
-for _command in (
-    compress.compress,
-    evaluate.evaluate,
-    serve.serve,
-    catalog.models,
-    catalog.calibrations,
-    catalog.upload,
-    estimate.estimate,
-    submit.submit,
-    jobs.jobs,
-    watch.watch,
-    jobs.report,
-    profile.profile,
-    catalog.profiles,
-    frontier.frontier,
-    download.download,
-    push.push,
-    jobs.cancel,
-    jobs.retry,
-    # For a service of several processes.
-    migrate.migrate,
-    api.api,
-    worker.worker,
-):
-    app.command(epilog=_EXIT_CODES)(_command)
-app.add_typer(admin.app, name="admin", epilog=_EXIT_CODES)
+# Under the headings of the help, in the order in which a new user needs them; each is named after its function.
+_LOCAL, _REMOTE, _SERVICE = "On this machine", "With a service", "Run a service"
+for _panel, _functions in {
+    _LOCAL: (compress.compress, evaluate.evaluate),
+    _REMOTE: (
+        catalog.models,
+        catalog.calibrations,
+        catalog.upload,
+        estimate.estimate,
+        submit.submit,
+        jobs.jobs,
+        watch.watch,
+        jobs.report,
+        profile.profile,
+        catalog.profiles,
+        frontier.frontier,
+        download.download,
+        push.push,
+        jobs.cancel,
+        jobs.retry,
+    ),
+    _SERVICE: (serve.serve, migrate.migrate, api.api, worker.worker),
+}.items():
+    for _function in _functions:
+        app.command(epilog=_EPILOG, rich_help_panel=_panel)(_function)
+app.add_typer(admin.app, name="admin", epilog=_EPILOG, rich_help_panel=_SERVICE)
+
+
+@app.command("help", epilog=_EPILOG, rich_help_panel=_LOCAL)
+def _help(
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help=f"A command, or {_CODES_TOPIC}.", show_default=False)
+    ] = None,
+) -> None:
+    """Explain a command, or the exit codes of all commands."""
+    if topic == _CODES_TOPIC:
+        for code, meaning in MEANINGS.items():
+            typer.echo(f"{int(code):>3}  {meaning}")
+        return
+    app(args=[*([] if topic is None else [topic]), "--help"], prog_name="rocket")
 
 
 def _print_version(value: bool) -> None:

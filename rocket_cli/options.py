@@ -40,6 +40,11 @@ class ExportChoice(StrEnum):
 _EXPORTS = ", ".join(ExportChoice)
 _WINDOW_DEFAULT = "1024, or the model's maximum if that is less"
 
+# Headings of the help, under which advanced options follow the others.
+_DATA = "Calibration and evaluation"
+_METHOD = "Method"
+_RUN = "Model and files"
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -116,18 +121,22 @@ Calibration = Annotated[
         f".png and .jpg files or of .wav files, or {config.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
     ),
 ]
-_SAMPLES = typer.Option(metavar="N", help="Number of calibration windows (text, audio) or images.")
+_SAMPLES = typer.Option(
+    metavar="N", help="Number of calibration windows (text, audio) or images.", rich_help_panel=_DATA
+)
 Samples = Annotated[int, _SAMPLES]
 SequenceLength = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens per window.", show_default=_WINDOW_DEFAULT)
+    int | None,
+    typer.Option(metavar="N", help="Tokens per window.", show_default=_WINDOW_DEFAULT, rich_help_panel=_DATA),
 ]
-_SEED = typer.Option(metavar="N", help="Seed for drawing the windows.")
+_SEED = typer.Option(metavar="N", help="Seed for drawing the windows.", rich_help_panel=_DATA)
 Seed = Annotated[int, _SEED]
 _OBJECTIVE = typer.Option(
     metavar="NAME",
     help=f"What to minimise: {'; '.join(f'{name}, the {error}' for name, error in ERROR_NAMES.items())}, with a cap on "
     "the error of each layer.",
     show_default="the preset's",
+    rich_help_panel=_METHOD,
 )
 Objective = Annotated[config.Objective | None, _OBJECTIVE]
 Preset = Annotated[
@@ -156,6 +165,7 @@ Method = Annotated[
         help="rocket, or a baseline: rocket-uniform, svd-llm, cospadi, magnitude, wanda; or rtn or gptq, which take "
         "--code-bits instead of --ratio, --size or --bits.",
         show_default="rocket",
+        rich_help_panel=_METHOD,
     ),
 ]
 CodeBits = Annotated[
@@ -165,6 +175,7 @@ CodeBits = Annotated[
         help="Bits of a weight's code, 2, 3, 4, 5, 6 or 8: those to choose from with --size, --bits or --budget bytes "
         "(repeatable; then no layer is entropy coded), or the one of --method rtn or gptq.",
         show_default="all; 4 for rtn and gptq",
+        rich_help_panel=_METHOD,
     ),
 ]
 GroupSize = Annotated[
@@ -174,6 +185,7 @@ GroupSize = Annotated[
         help="Inputs that share a scale, 8, 16, 32, 64, 128, or 0 for all of an output: those to choose from "
         "(repeatable), or the one of --method rtn or gptq, from 32 on.",
         show_default="all but 128; 32 for rtn and gptq",
+        rich_help_panel=_METHOD,
     ),
 ]
 ValueBits = Annotated[
@@ -182,11 +194,17 @@ ValueBits = Annotated[
         metavar="N",
         help="With --ratio of parameters: bits of each number that is kept, 16, 8 or 4; 8 and 4 round afterwards.",
         show_default="16",
+        rich_help_panel=_METHOD,
     ),
 ]
 Budget = Annotated[
     config.BudgetUnit | None,
-    typer.Option(metavar="UNIT", help="Unit of the ratio: parameters or bytes.", show_default="parameters"),
+    typer.Option(
+        metavar="UNIT",
+        help="Unit of the ratio: parameters or bytes.",
+        show_default="parameters",
+        rich_help_panel=_METHOD,
+    ),
 ]
 Include = Annotated[
     IncludeChoice | None,
@@ -195,34 +213,54 @@ Include = Annotated[
         help="What to quantize besides the layers in blocks: embeddings (token embedding and head), or none. By "
         "default embeddings with --size, none otherwise.",
         show_default=False,
+        rich_help_panel=_METHOD,
     ),
 ]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option(metavar="PATTERN", help="Layers not to compress, such as '*.down_proj' or lm_head; repeatable."),
+    typer.Option(
+        metavar="PATTERN",
+        help="Layers not to compress, such as '*.down_proj' or lm_head; repeatable.",
+        rich_help_panel=_METHOD,
+    ),
 ]
 Export = Annotated[
     list[ExportChoice] | None,
     typer.Option(
-        metavar="KIND", help=f"Format to write: {_EXPORTS}; repeatable.", show_default="what the engine reads"
+        metavar="KIND",
+        help=f"Format to write: {_EXPORTS}; repeatable.",
+        show_default="what the engine reads",
+        rich_help_panel=_RUN,
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, ...")]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_RUN)]
 _DTYPE = typer.Option(
     metavar="DTYPE",
     help="Data type in which the model runs and is stored: auto (that of the checkpoint), float32, float16 or "
     "bfloat16.",
+    rich_help_panel=_RUN,
 )
 Dtype = Annotated[config.StorageDtype, _DTYPE]
-_PRECISION = typer.Option(metavar="DTYPE", help="Precision of the factorization: float32, or float64, which is slower.")
+_PRECISION = typer.Option(
+    metavar="DTYPE",
+    help="Precision of the factorization: float32, or float64, which is slower.",
+    rich_help_panel=_METHOD,
+)
 Precision = Annotated[config.Precision, _PRECISION]
 Revision = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of the repository.", show_default="main")
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Branch, tag or commit of the repository.", show_default="main", rich_help_panel=_RUN
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")]
 Energy = Annotated[
     bool,
-    typer.Option("--energy/--no-energy", help="Measure the energy used by each stage with codecarbon, offline."),
+    typer.Option(
+        "--energy/--no-energy",
+        help="Measure the energy used by each stage with codecarbon, offline.",
+        rich_help_panel=_RUN,
+    ),
 ]
 Profiles = Annotated[
     Path | None,
@@ -231,6 +269,7 @@ Profiles = Annotated[
         help="Cache layer profiles and calibration statistics in this folder, and reuse them: another ratio "
         "then needs no second calibration.",
         show_default="no cache",
+        rich_help_panel=_RUN,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write the report, or an error, to stdout as JSON.")]
@@ -250,13 +289,17 @@ Stride = Annotated[
         show_default="the window's length",
     ),
 ]
-_TASK_ITEMS = typer.Option(metavar="N", help="Maximum number of items per task.", show_default="all")
+_TASK_ITEMS = typer.Option(
+    metavar="N", help="Maximum number of items per task.", show_default="all", rich_help_panel=_DATA
+)
 TaskItems = Annotated[int | None, _TASK_ITEMS]
 _TASKS = (
     f"Zero-shot task: {', '.join(config.HUB_TASKS)}, or a %s file of items; repeatable. Requires the "
     "`evaluation` extra."
 )
-Tasks = Annotated[list[str] | None, typer.Option("--task", metavar="NAME_OR_FILE", help=_TASKS % ".jsonl")]
+Tasks = Annotated[
+    list[str] | None, typer.Option("--task", metavar="NAME_OR_FILE", help=_TASKS % ".jsonl", rich_help_panel=_DATA)
+]
 
 # Options of an evaluation within a compression.
 _EVALUATION = config.EvaluationConfig()
@@ -266,6 +309,7 @@ Storage = Annotated[
         metavar="WHAT",
         help="What a size keeps small: the file, where layers may be entropy coded, or the memory as well.",
         show_default="file",
+        rich_help_panel=_METHOD,
     ),
 ]
 EvaluateOn = Annotated[
@@ -280,10 +324,16 @@ EvaluateOn = Annotated[
     ),
 ]
 EvaluateSamples = Annotated[
-    int | None, typer.Option(metavar="N", help="Number of evaluation windows.", show_default=str(_EVALUATION.samples))
+    int | None,
+    typer.Option(
+        metavar="N", help="Number of evaluation windows.", show_default=str(_EVALUATION.samples), rich_help_panel=_DATA
+    ),
 ]
 EvaluateLength = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens per evaluation window.", show_default=_WINDOW_DEFAULT)
+    int | None,
+    typer.Option(
+        metavar="N", help="Tokens per evaluation window.", show_default=_WINDOW_DEFAULT, rich_help_panel=_DATA
+    ),
 ]
 EvaluateStride = Annotated[
     int | None,
@@ -291,11 +341,12 @@ EvaluateStride = Annotated[
         metavar="N",
         help="Tokens from the start of one evaluation window to the next.",
         show_default="the window's length",
+        rich_help_panel=_DATA,
     ),
 ]
 ServerTasks = Annotated[
     list[str] | None,
-    typer.Option("--task", metavar="NAME", help=_TASKS % "local/FILE.jsonl"),
+    typer.Option("--task", metavar="NAME", help=_TASKS % "local/FILE.jsonl", rich_help_panel=_DATA),
 ]
 JsonErrors = Annotated[
     bool, typer.Option("--json", help="Write errors to stdout as JSON too; the result is always JSON.")

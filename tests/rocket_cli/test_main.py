@@ -120,20 +120,27 @@ def test_version_is_that_of_the_library(rocket: Callable) -> None:
     assert (outcome.code, outcome.out) == (0, f"rocket {__version__}\n")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("compress", "evaluate", "serve", "submit", "jobs", "watch", "report", "download", "cancel", "retry"),
-        *("upload", "migrate", "api", "worker", "admin", "models", "calibrations", "profiles", "frontier", "push"),
-        *("estimate", "profile"),
-    ],
-)
-def test_help_documents_every_exit_code(rocket: Callable, command: str) -> None:
-    outcome = rocket(*command.split(), "--help")
+@pytest.mark.parametrize("name", typer.main.get_command(app).commands)
+def test_help_names_the_list_of_exit_codes(rocket: Callable, name: str) -> None:
+    asked, explained = rocket(name, "--help"), rocket("help", name)
+
+    assert (asked.code, explained.code) == (0, 0)
+    assert "`rocket help exit-codes`" in asked.out
+    assert explained.out == asked.out
+
+
+def test_the_list_has_every_exit_code(rocket: Callable) -> None:
+    outcome = rocket("help", "exit-codes")
 
     assert outcome.code == 0
-    for code, meaning in MEANINGS.items():
-        assert f"{int(code):>3}  {meaning}" in outcome.out
+    assert [line.strip().split("  ") for line in outcome.out.splitlines()] == [
+        [str(int(code)), meaning] for code, meaning in MEANINGS.items()
+    ]
+
+
+def test_help_without_a_topic_is_that_of_rocket(rocket: Callable) -> None:
+    assert rocket("help").out == rocket("--help").out
+    assert rocket("help", "compres").code == 2
 
 
 def test_a_misspelt_attribute_is_an_attribute_error() -> None:
@@ -186,8 +193,8 @@ def commands(group: typer.core.TyperGroup, *names: str) -> Iterator[tuple[str, .
 
 
 def test_every_command_with_a_result_supports_json(rocket: Callable) -> None:
-    # These run until they are stopped.
-    result_less = {("serve",), ("api",), ("worker",)}
+    # These run until they are stopped, or have only text.
+    result_less = {("serve",), ("api",), ("worker",), ("help",)}
     found = set(commands(typer.main.get_command(app)))
 
     assert result_less < found
