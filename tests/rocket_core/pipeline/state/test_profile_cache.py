@@ -126,6 +126,12 @@ def test_the_identity_excludes_what_does_not_affect_a_profile(identity, changes)
     assert identity(**changes) == identity()
 
 
+def test_a_default_length_makes_no_second_profile(identity, settings):
+    calibration = settings().calibration.model_dump()
+    explicit = identity(calibration=calibration | {"sequence_length": 64})
+    assert explicit == identity(calibration=calibration | {"sequence_length": None})
+
+
 def test_a_single_ratio_profile_is_not_reused_for_another_ratio(identity):
     wanda = {"method": "wanda", "preset": "paper"}
     assert identity(**wanda, export=("dense",)) == identity(**wanda)
