@@ -3,7 +3,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,17 +59,14 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_help_is_quick_and_imports_nothing_heavy() -> None:
-    began = time.monotonic()
+def test_help_imports_nothing_heavy() -> None:
     process = python(IMPORTED_BY_HELP)
-    seconds = time.monotonic() - began
 
     imported = set(process.stderr.split())
     assert process.returncode == 0
     assert "rocket_cli.commands.compress" in imported
     assert imported.isdisjoint({"torch", "transformers", "datasets", "safetensors", "huggingface_hub", "accelerate"})
     assert imported.isdisjoint({"app", "worker", "httpx2", "sqlalchemy", "fastapi"})
-    assert seconds < 5, "even a busy machine needs less unless something heavy is imported"
 
 
 @pytest.mark.parametrize(
