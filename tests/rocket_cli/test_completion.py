@@ -56,6 +56,7 @@ def test_models_calibrations_and_statuses_are_completed(complete, known):
 
 
 def test_completion_asks_the_server_on_the_command_line(complete, server, monkeypatch):
+    monkeypatch.setattr(completion, "_SECONDS", 60)
     monkeypatch.setenv("ROCKET_SERVER", f"http://127.0.0.1:{free_port()}")
 
     assert complete("rocket submit lo") == []
