@@ -272,6 +272,7 @@ Profiles = Annotated[
         rich_help_panel=_RUN,
     ),
 ]
+Table = Annotated[bool, typer.Option("--table", help="Show all layers in the table, however many.")]
 Json = Annotated[bool, typer.Option("--json", help="Write the report, or an error, to stdout as JSON.")]
 
 Text = Annotated[Path, typer.Option(metavar="FILE", help='A .txt file, or a .jsonl file of {"text": ...} documents.')]

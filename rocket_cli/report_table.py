@@ -21,6 +21,10 @@ from rocket_core.report.schema import CompressionReport, LayerReport
 # Wider than any table here: a narrow terminal wraps whole lines, whereas a table that is fitted to it loses columns.
 _UNBOUNDED_WIDTH = 1000
 
+# Layers with a row if not all have one; of fewer layers, all have.
+_EXTREMES = 5
+_MOST_ROWS = 20
+
 _BITS = "bits per\nweight"
 _COLUMNS = ("kind", "rank", "nnz", "sparsity", "kept", "ratio", _BITS, "output\nerror", "weight\nerror")
 
@@ -32,17 +36,25 @@ _SAMPLES: dict[InputKind, tuple[str, str]] = {
 }
 
 
-def print_report(report: CompressionReport, output: Path, *, fetched_by: str | None = None) -> None:
-    """Write the report to stdout: a row for each layer, totals, folders, and how to load them.
+def print_report(
+    report: CompressionReport, output: Path, *, all_layers: bool = True, fetched_by: str | None = None
+) -> None:
+    """Write the report to stdout: rows for layers, totals, folders, and how to load them.
 
     Args:
         report: report of a finished compression.
         output: the folder that contains the exports, as the user typed it.
+        all_layers: whether each layer has a row; otherwise, if there are many, only those with the fewest and the most
+            bits per weight.
         fetched_by: the command that downloads the exports to it; None if they are there already.
     """
     console = wide_console()
     prefix = common_prefix(layer.name for layer in report.layers)
-    console.print(_layer_table(report, prefix))
+    shown = report.layers if all_layers or len(report.layers) <= _MOST_ROWS else _extremes(report.layers)
+    console.print(_layer_table(report, shown, prefix))
+    if len(shown) < len(report.layers):
+        ends = f"The {_EXTREMES} layers with the fewest bits per weight, and the {_EXTREMES} with the most"
+        console.print(f"{ends}; --table shows all {len(report.layers)}", style="dim")
     if prefix:
         console.print(f"All layer names begin with {prefix}", style="dim")
     for reason, count in Counter(report.skipped.values()).items():
@@ -84,7 +96,14 @@ def common_prefix(names: Iterable[str]) -> str:
     return "".join(f"{part}." for part in shared)
 
 
-def _layer_table(report: CompressionReport, prefix: str) -> Table:
+def _extremes(layers: Sequence[LayerReport]) -> list[LayerReport]:
+    """Return the layers with the fewest and the most bits per weight, in the order of their bits."""
+    # Old reports have no bits.
+    ordered = sorted(layers, key=lambda layer: (layer.bits_per_weight or 0, -layer.compression_ratio))
+    return [*ordered[:_EXTREMES], *ordered[-_EXTREMES:]]
+
+
+def _layer_table(report: CompressionReport, layers: Sequence[LayerReport], prefix: str) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True, show_footer=True)
     table.add_column("layer", footer="total", overflow="fold")
     totals = report.totals
@@ -100,7 +119,7 @@ def _layer_table(report: CompressionReport, prefix: str) -> Table:
             justify="left" if column == "kind" else "right",
             no_wrap=True,
         )
-    for layer in report.layers:
+    for layer in layers:
         table.add_row(Text(layer.name.removeprefix(prefix)), *_cells(layer))
     return table
 

@@ -22,7 +22,7 @@ class Candidate(FrozenModel):
 
     kind: CandidateKind
     """`dense` (the layer as it is), `low_rank` (two dense factors), `factored` (dictionary times sparse coefficients),
-    `sparse` (the weight with most entries zero), `quantized` (integer codes of a few bits, with scales) or
+    `sparse` (the weight with many entries zero), `quantized` (integer codes of a few bits, with scales) or
     `entropy_coded` (integer codes in as many bits as their distribution needs, with a scale for each output).
     """
     rank: Annotated[int, Field(ge=1)] | None = None

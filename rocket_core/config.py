@@ -255,7 +255,7 @@ class MethodOptions(FrozenModel):
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = KINDS
     """ways to store a layer that the knapsack may choose from, in addition to leaving it dense: `low_rank`, `factored`
     (dictionary and sparse coefficients), `shared` (one dictionary for all layers that read the same input; not with the
-    objective `weight`), `sparse` (the weight with most entries zero), `quantized` (integer codes of 2 to 8 bits with
+    objective `weight`), `sparse` (the weight with many entries zero), `quantized` (integer codes of 2 to 8 bits with
     scales) and `entropy_coded` (integer codes in as many bits as their distribution needs), both only where the target
     counts bytes. All by default. Each is profiled: `sparse` and `quantized` cost about as much as calibration, the
     others less.

@@ -38,6 +38,7 @@ def compress(
     model: options.Model,
     output: options.Output,
     compression: LocalOptions,
+    all_layers: options.Table = False,
     as_json: options.Json = False,
 ) -> None:
     """Compress MODEL into OUT, without training.
@@ -51,7 +52,7 @@ def compress(
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
     else:
-        print_report(report, output)
+        print_report(report, output, all_layers=all_layers)
 
 
 def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) -> CompressionReport:

@@ -259,7 +259,7 @@ class CompressionReport(FrozenModel):
         if any(layer.kind in CODE_KINDS for layer in self.layers):
             what = "linear layers and embeddings" if self.tables else "linear layers"
             return f"{what} in {self.bits_per_weight:.2f} bits per weight"
-        return f"{percent_text(self.totals.achieved_ratio)} of its linear layers removed"
+        return f"{percent_text(self.totals.achieved_ratio)} of the parameters of its linear layers removed"
 
     @property
     def energy_kwh(self) -> float | None:

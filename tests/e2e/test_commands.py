@@ -25,7 +25,7 @@ def run(*command, code=0):
 def compressed(tmp_path_factory):
     """Return the bundled model after `rocket compress`, with fewer samples than in the README."""
     out = tmp_path_factory.mktemp("commands") / "out"
-    result = run(ROCKET, "compress", MODEL, out, "--ratio", "0.3", "--samples", "8")
+    result = run(ROCKET, "compress", MODEL, out, "--ratio", "0.3", "--samples", "8", "--table")
     return out, result
 
 

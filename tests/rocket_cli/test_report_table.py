@@ -113,6 +113,19 @@ def test_hundreds_of_layers_are_all_printed(capsys: pytest.CaptureFixture[str]) 
     assert sum("_proj " in line for line in capsys.readouterr().out.splitlines()) == 300
 
 
+def test_of_many_layers_the_extremes_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(build_report(blocks=10), Path("out"), all_layers=False)
+    assert "--table" not in capsys.readouterr().out
+
+    print_report(build_report(blocks=11), Path("out"), all_layers=False)
+
+    out = capsys.readouterr().out
+    rows = [line.split()[:2] for line in out.splitlines() if "_proj " in line]
+    assert rows[:5] == [[f"{block}.attn.q_proj", "factored"] for block in range(5)]
+    assert rows[5:] == [[f"{block}.mlp.up_proj", "dense"] for block in range(6, 11)]
+    assert "--table shows all 22" in out
+
+
 def test_a_narrow_terminal_loses_no_column(
     report: CompressionReport, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
