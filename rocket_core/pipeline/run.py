@@ -53,8 +53,9 @@ from rocket_core.pipeline.stages.units import group_units
 from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.report.schema import CompressionReport, ExportReport, StageReport, layer_report
-from rocket_core.system.devices import map_large_tensors, resolve_device
+from rocket_core.system.devices import resolve_device
 from rocket_core.system.energy import EnergyMeter
+from rocket_core.system.process_memory import map_large_tensors
 from rocket_core.target import Target
 
 
