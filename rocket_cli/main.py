@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from rocket_cli.commands import (
+    bench,
     catalog,
     compress,
     download,
@@ -51,6 +52,7 @@ app = typer.Typer(
 for _command in (
     compress.compress,
     evaluate.evaluate,
+    bench.bench,
     serve.serve,
     catalog.models,
     catalog.calibrations,

@@ -54,6 +54,8 @@ class JobView(FrozenModel):
     """the calibration data, with the defaults filled in."""
     evaluate: EvaluationRequest | None
     """how the result is compared with the dense model; null for no evaluation."""
+    benchmark: bool
+    """whether speed and memory of the original and of each artifact are measured."""
     options: JobOptions
     """settings of the method, with the defaults filled in."""
     metadata: dict[str, str]

@@ -79,7 +79,7 @@ def open_model(path: Path) -> ModelFolder:
     with offline():
         tokenizer = load_tokenizer(path, config)
     with interpreting(f"{path / CONFIG_NAME}", UnsupportedArchitectureError):
-        causal = _is_causal(config)
+        causal = predicts_tokens(config)
         encodes = _encodes_text(config)
     if not causal and not encodes:
         raise UnsupportedArchitectureError(
@@ -179,7 +179,8 @@ def check_token_ids(folder: ModelFolder, model: PreTrainedModel, highest: int) -
         )
 
 
-def _is_causal(config: PreTrainedConfig) -> bool:
+def predicts_tokens(config: PreTrainedConfig) -> bool:
+    """Return whether a configuration is that of a causal language model."""
     # Families like BERT also have a causal head; the architecture that the checkpoint declares decides.
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
     names = [known.__name__ for known in (classes if isinstance(classes, tuple) else (classes,))]

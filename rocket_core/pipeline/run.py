@@ -14,7 +14,7 @@ from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import ModelSource
-from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig
+from rocket_core.config import STAGES, WORK_FOLDER_NAME, CompressionConfig
 from rocket_core.errors import (
     CalibrationError,
     CheckpointError,
@@ -36,9 +36,10 @@ from rocket_core.pipeline.report_builder import (
     totals_report,
     without_paths,
 )
-from rocket_core.pipeline.requirements import check_evaluation
+from rocket_core.pipeline.requirements import check_benchmark, check_evaluation
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.artifact_size import spare_bytes
+from rocket_core.pipeline.stages.benchmark import measure_exports
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.compress import compress_layers
 from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
@@ -46,7 +47,7 @@ from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan, evaluate_export, plan_evaluation
 from rocket_core.pipeline.stages.export import stored_bytes, write_export
 from rocket_core.pipeline.stages.profile import allocate_layers, profile_layers
-from rocket_core.pipeline.stages.publish import check_output_free, check_same_evaluation, finished_report, publish
+from rocket_core.pipeline.stages.publish import check_output_free, check_same_measurements, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
 from rocket_core.pipeline.stages.token_tables import compress_tables
 from rocket_core.pipeline.stages.units import group_units
@@ -154,7 +155,7 @@ def compress(
             identity = run_identity(run)
             finished = finished_report(output, identity, resume=resume)
             if finished is not None:
-                check_same_evaluation(finished, config, output)
+                check_same_measurements(finished, config, output)
                 return finished
             prepared = _prepare(run, identity, output, work, monitor, resume=resume, token=hub.token, profiles=profiles)
         with offline():
@@ -261,7 +262,9 @@ def _open_run(
     costs = Costs(device, work.stages(), meter=meter, save=save)
     if download is not None:
         costs.include(download)
-    monitor = Monitor(callbacks, costs, evaluates=config.evaluate is not None, compresses=config.target is not None)
+    requested = {"evaluating": config.evaluate is not None, "benchmarking": config.benchmark}
+    left_out = [stage for stage in STAGES if not requested.get(stage, True)]
+    monitor = Monitor(callbacks, costs, left_out=left_out, compresses=config.target is not None)
     with _resource_errors(output), _release_work_folder(work, monitor):
         yield work, monitor
 
@@ -284,7 +287,7 @@ def _prepare(
     calibration = profile_cache.inputs(work) or calibration_inputs(run, work, token=token)
     plan = plan_evaluation(run, token=token)
     needed = profile_cache.check_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
-    monitor.requires(max(needed, check_evaluation(run, plan, output)))
+    monitor.requires(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
     work.claim(identity, calibration)
     profile_cache.restore_into(work, calibration)
     return _PreparedRun(
@@ -357,6 +360,10 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
     if prepared.plan is not None:
         with monitor.stage("evaluating"):
             evaluation = evaluate_export(run, prepared.plan, folders, work, monitor)
+    speed = None
+    if run.config.benchmark:
+        with monitor.stage("benchmarking"):
+            speed = measure_exports(run, folders, work, monitor)
     exports = tuple(
         ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
     )
@@ -376,6 +383,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         tables=tuple(layer.name for layer in decided[len(profile.layers) :]),
         skipped=run.skipped | skipped,
         evaluation=evaluation,
+        speed=speed,
     )
     publish(run, prepared.output, work, report, folders)
     return report

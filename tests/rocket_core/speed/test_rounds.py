@@ -74,7 +74,7 @@ class TestMeasurement:
         assert "generate text" in report.unmeasured[1].reason
 
     def test_nothing_to_measure_is_an_error(self, tmp_path):
-        with pytest.raises(UnsupportedArchitectureError, match="no model can be measured: bert: .*encoder"):
+        with pytest.raises(UnsupportedArchitectureError, match=r"no model can be measured: bert: .*encoder"):
             measure_speed([find_subject(save_bert(tmp_path / "bert"), "bert")], QUICK)
 
     def test_defaults_fit_into_a_short_context(self, tmp_path):
