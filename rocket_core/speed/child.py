@@ -7,13 +7,29 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing import Pipe
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+import rocket_core
 from rocket_core.schema import FrozenModel
 from rocket_core.speed.messages import ANSWER, Failed
 
 _LOOK_SECONDS = 0.1
+# A package is found by listing the folder that it is in. A confined job may not list that of a checkout, where this
+# library is, but may read the package itself, which is therefore loaded from its file.
+_PROGRAM = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+
+spec = spec_from_file_location("rocket_core", sys.argv[1])
+sys.modules["rocket_core"] = package = module_from_spec(spec)
+spec.loader.exec_module(package)
+from rocket_core.speed.process import main
+
+main(sys.argv[2:])
+"""
+_PACKAGE = str(Path(rocket_core.__file__).resolve())
 
 Expected = TypeVar("Expected", bound=FrozenModel)
 
@@ -39,7 +55,7 @@ class Child:
             descriptors = (source.fileno(), target.fileno())
             # Its own process group, because Ctrl-C is a matter of this process.
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter, module and arguments
-                [sys.executable, "-P", "-m", "rocket_core.speed.process", *map(str, descriptors)],
+                [sys.executable, "-P", "-c", _PROGRAM, _PACKAGE, *map(str, descriptors)],
                 env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,

@@ -1,11 +1,10 @@
-"""Process that runs one model and is told when to measure: `python -m rocket_core.speed.process REQUESTS ANSWERS`.
+"""Process that runs one model and is told when to measure; `rocket_core.speed.child` starts it.
 
-The arguments are descriptors of two pipes. The process exits as soon as the other side closes them, whatever it does.
+It exits as soon as the other side closes the connection, whatever it is doing.
 """
 
 import os
 import select
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -33,7 +32,11 @@ class LoadedModel(Protocol):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Load a model, and measure it whenever that is requested."""
+    """Load a model, and measure it whenever that is requested.
+
+    Args:
+        arguments: descriptors of two pipes, for requests and answers.
+    """
     requests, answers = (int(argument) for argument in arguments)
     threading.Thread(target=_exit_when_closed, args=(requests,), daemon=True).start()
     with Connection(requests, writable=False) as source, Connection(answers, readable=False) as target:
@@ -85,7 +88,3 @@ def _exit_when_closed(descriptor: int) -> None:
     waiting.register(descriptor, 0)
     waiting.poll()
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

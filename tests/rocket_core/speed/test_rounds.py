@@ -113,6 +113,6 @@ def measuring_processes():
     deadline = time.monotonic() + 5
     while True:
         children = psutil.Process().children()
-        found = [child for child in children if any("rocket_core.speed.process" in part for part in child.cmdline())]
+        found = [child for child in children if any("rocket_core.speed" in part for part in child.cmdline())]
         if found or time.monotonic() > deadline or not children:
             return sorted(found, key=lambda child: child.create_time())
