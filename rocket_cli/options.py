@@ -12,7 +12,6 @@ from rocket_client._defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
 from rocket_core.engines import ENGINES, EngineName
 from rocket_core.report.figures import ERROR_NAMES
-from rocket_core.speed.rounds import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT_TOKENS
 
 
 class QueueChoice(StrEnum):
@@ -288,35 +287,6 @@ Benchmark = Annotated[
 ServerTasks = Annotated[
     list[str] | None,
     typer.Option("--task", metavar="NAME", help=_TASKS % "local/FILE.jsonl"),
-]
-BenchModels = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="MODEL",
-        help="Folders, .gguf files or folders with one, or repositories on the Hugging Face Hub; the others are "
-        "compared with the first.",
-        show_default=False,
-    ),
-]
-PromptTokens = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Tokens of the prompt.", show_default=f"{DEFAULT_PROMPT_TOKENS}, or less"),
-]
-NewTokens = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens to generate.", show_default=f"{DEFAULT_NEW_TOKENS}, or less")
-]
-Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds in which every model is measured once.")]
-Threads = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Threads on the processor.", show_default="OMP_NUM_THREADS, or all processors"),
-]
-Packed = Annotated[
-    bool | None,
-    typer.Option(
-        "--packed/--unpacked",
-        help="Hold compressed layers of Rocket's artifacts packed, or dense.",
-        show_default="what is fastest",
-    ),
 ]
 JsonErrors = Annotated[
     bool, typer.Option("--json", help="Write errors to stdout as JSON too; the result is always JSON.")

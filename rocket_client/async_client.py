@@ -151,13 +151,8 @@ class AsyncRocket:
         hub_token: str | None = None,
     ) -> Estimate:
         """See `Rocket.estimate`."""
-        settings: dict[str, object] = {
-            "revision": revision,
-            "calibration": calibration,
-            "evaluate": evaluate,
-            "benchmark": benchmark,
-            "options": options,
-        } | target(ratio, target_bytes, bits, options)
+        settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
+        settings |= {"benchmark": benchmark, "options": options} | target(ratio, target_bytes, bits, options)
         return await self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
 
     async def upload(self, file: Path) -> Upload:

@@ -178,13 +178,8 @@ class Rocket:
         hub_token: str | None = None,
     ) -> Estimate:
         """Return what a job would take, without creating it; arguments and errors are those of `submit`."""
-        settings: dict[str, object] = {
-            "revision": revision,
-            "calibration": calibration,
-            "evaluate": evaluate,
-            "benchmark": benchmark,
-            "options": options,
-        } | target(ratio, target_bytes, bits, options)
+        settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
+        settings |= {"benchmark": benchmark, "options": options} | target(ratio, target_bytes, bits, options)
         return self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
 
     def upload(self, file: Path) -> Upload:

@@ -16,12 +16,12 @@ from app.shared.errors import OverQuotaError
 from app.shared.requests import JobRequest
 from rocket_core import budget
 from rocket_core.errors import ModelNotFoundError
+from rocket_core.inspection.benchmark_footprint import benchmark_footprint
 from rocket_core.inspection.feasibility import check_feasible, reach_of_model
 from rocket_core.inspection.footprint import (
     ModelShape,
     ResourceEstimate,
     Workload,
-    benchmark_footprint,
     describe_model,
     estimate_footprint,
     evaluation_footprint,

@@ -3,7 +3,7 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,26 +11,55 @@ from rocket_cli import options
 from rocket_cli.exit_codes import reported_failures
 from rocket_cli.progress_view import progress_view
 from rocket_cli.report_table import print_speed
-from rocket_core.inspection.hub import check_repository_id
 from rocket_core.report.speed import Packing, SpeedReport
 from rocket_core.speed import SpeedSettings, Subject, find_subject, measure_speed
-from rocket_core.speed.rounds import DEFAULT_ROUNDS
+from rocket_core.speed.rounds import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT_TOKENS, DEFAULT_ROUNDS
 from rocket_core.speed.subjects import GGUF_SUFFIX
 from rocket_core.system.threads import set_thread_defaults, thread_count
 
 if TYPE_CHECKING:
     from rocket_core.checkpoint import ModelSource
 
+_Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL",
+        help="Folders, .gguf files or folders with one, or repositories on the Hugging Face Hub; the others are "
+        "compared with the first.",
+        show_default=False,
+    ),
+]
+_PromptTokens = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Tokens of the prompt.", show_default=f"{DEFAULT_PROMPT_TOKENS}, or less"),
+]
+_NewTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="Tokens to generate.", show_default=f"{DEFAULT_NEW_TOKENS}, or less")
+]
+_Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds in which every model is measured once.")]
+_Threads = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Threads on the processor.", show_default="OMP_NUM_THREADS, or all processors"),
+]
+_Packed = Annotated[
+    bool | None,
+    typer.Option(
+        "--packed/--unpacked",
+        help="Hold compressed layers of Rocket's artifacts packed, or dense.",
+        show_default="what is fastest",
+    ),
+]
+
 
 def bench(
     *,
-    models: options.BenchModels,
-    prompt_tokens: options.PromptTokens = None,
-    new_tokens: options.NewTokens = None,
-    rounds: options.Rounds = DEFAULT_ROUNDS,
-    threads: options.Threads = None,
+    models: _Models,
+    prompt_tokens: _PromptTokens = None,
+    new_tokens: _NewTokens = None,
+    rounds: _Rounds = DEFAULT_ROUNDS,
+    threads: _Threads = None,
     device: options.Device = "auto",
-    packed: options.Packed = None,
+    packed: _Packed = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure how fast MODELS read a prompt and generate, and the memory that they take.
@@ -69,6 +98,8 @@ def _run(models: list[str], settings: SpeedSettings, packing: Packing, quiet: bo
 def _is_repository(model: str) -> bool:
     if Path(model).expanduser().exists() or model.endswith(GGUF_SUFFIX):
         return False
+    from rocket_core.inspection.hub import check_repository_id
+
     check_repository_id(model)
     return True
 

@@ -30,8 +30,6 @@ _FLOAT64 = 8
 _EIGH_COPIES = 4
 # Python, torch and allocator overhead in addition to the tensors that are counted.
 _HEADROOM = 256 * 2**20
-# Libraries in a process that runs a model: 0.3 GiB were measured on a CPU.
-_RUNTIME = 512 * 2**20
 # One batch of an evaluation, in the model's dtype and upcast, and the float64 copies of a chunk.
 _LOGITS_IN_MEMORY = 768 * 2**20
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -203,19 +201,6 @@ def evaluation_footprint(model: ModelShape, *, tokens: int, vocabulary: int) -> 
     """
     memory = model.parameters * model.compute_itemsize * 3 // 2 + _LOGITS_IN_MEMORY + _HEADROOM
     return ResourceEstimate(memory_bytes=memory, disk_bytes=tokens * vocabulary * model.compute_itemsize)
-
-
-def benchmark_footprint(model: ModelShape, exports: int) -> ResourceEstimate:
-    """Estimate the memory for running the original and its artifacts at the same time, each in its own process.
-
-    Layers that are packed in memory take less than the dense ones that are counted.
-
-    Args:
-        model: the model's sizes.
-        exports: number of artifacts.
-    """
-    each = model.stored_bytes * 3 // 2 + _RUNTIME
-    return ResourceEstimate(memory_bytes=(1 + exports) * each, disk_bytes=0)
 
 
 def factored_export_bytes(model: ModelShape, ratio: float) -> int:

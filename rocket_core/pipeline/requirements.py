@@ -4,12 +4,12 @@ from pathlib import Path
 
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError, InvalidConfigError
 from rocket_core.evaluation.models import predicts_tokens
+from rocket_core.inspection.benchmark_footprint import benchmark_footprint
 from rocket_core.inspection.feasibility import reach_of_layers
 from rocket_core.inspection.footprint import (
     ModelShape,
     ResourceEstimate,
     Workload,
-    benchmark_footprint,
     estimate_footprint,
     evaluation_footprint,
     input_bytes,

@@ -123,8 +123,8 @@ def speed_rows(report: SpeedReport) -> list[tuple[str, ...]]:
                 model.name if model.packing == "default" else f"{model.name}, {model.packing}",
                 f"{bytes_text(model.stored_bytes)} ({_ratio(model.stored_bytes / first.stored_bytes)})",
                 memory,
-                f"{model.prompt_rate:,.4g} ({_ratio(model.prompt_ratio)})",
-                f"{model.generation_rate:,.4g} ({_ratio(model.generation_ratio)})",
+                f"{_number(model.prompt_rate)} ({_ratio(model.prompt_ratio)})",
+                f"{_number(model.generation_rate)} ({_ratio(model.generation_ratio)})",
                 ", ".join(part for part in (model.runtime, model.dtype, model.device) if part is not None),
             )
         )
@@ -137,6 +137,10 @@ def median_ratio(reference: list[float], other: list[float]) -> float:
     The ratio is taken within a round, because what else runs on the machine slows models that take turns alike.
     """
     return median(one / two for one, two in zip(reference, other, strict=True))
+
+
+def _number(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _ratio(value: float) -> str:

@@ -78,6 +78,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     [
         ("compress", "model", "out", "--ratio", "0.3"),
         ("evaluate", "model", "--text", "text.txt"),
+        ("bench", "model"),
         ("serve",),
         ("api",),
         ("worker",),
@@ -91,7 +92,7 @@ def test_base_install_names_the_missing_packages(arguments: tuple[str, ...]) -> 
     process = python(BASE_INSTALL, OPTIONAL, *arguments)
 
     assert process.returncode == 2
-    extra = "torch" if arguments[0] in {"compress", "evaluate"} else "worker"
+    extra = "torch" if arguments[0] in {"compress", "evaluate", "bench"} else "worker"
     assert f"pip install 'rocket-compress[{extra}]'" in process.stderr
     assert "Traceback" not in process.stderr
     assert process.stdout == ""
@@ -125,7 +126,7 @@ def test_version_is_that_of_the_library(rocket: Callable) -> None:
     [
         *("compress", "evaluate", "serve", "submit", "jobs", "watch", "report", "download", "cancel", "retry"),
         *("upload", "migrate", "api", "worker", "admin", "models", "calibrations", "profiles", "frontier", "push"),
-        *("estimate", "profile"),
+        *("estimate", "profile", "bench"),
     ],
 )
 def test_help_documents_every_exit_code(rocket: Callable, command: str) -> None:

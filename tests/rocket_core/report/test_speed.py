@@ -47,10 +47,17 @@ def test_rows_have_figures_and_ratios():
         "artifact, packed",
         "1.00 MB (0.25x)",
         "5.00 MB (0.50x)",
-        "617.2 (0.50x)",
+        "617 (0.50x)",
         "75 (1.50x)",
         "transformers, bfloat16, cpu",
     )
+
+
+@pytest.mark.parametrize(("rate", "text"), [(12345.6, "12,346"), (100, "100"), (99.94, "99.9"), (0.01234, "0.0123")])
+def test_rates_have_three_digits_or_are_whole(rate, text):
+    (row,) = speed_rows(speed_report(models=(model_speed(prompt_rate=rate),)))
+
+    assert row[3] == f"{text} (1.00x)"
 
 
 def test_unknown_memory_is_a_dash():
