@@ -34,7 +34,8 @@ class JobView(FrozenModel):
     """queued, running, cancelling, succeeded, failed or cancelled; new ones may be added."""
     stage: str | None
     """current stage of a running job, or last stage of an ended one: downloading, preflight, differentiating,
-    calibrating, allocating, factorizing, exporting or evaluating; new ones may be added. Null before the first.
+    calibrating, allocating, factorizing, exporting, evaluating or benchmarking; new ones may be added. Null before the
+    first.
     """
     progress: float
     """progress of the whole job, [0, 1]."""
