@@ -64,7 +64,7 @@ def bench(
 ) -> None:
     """Measure how fast MODELS read a prompt and generate, and the memory that they take.
 
-    They take turns, each in a process of its own; ratios are to the first one. Files for llama.cpp need `pip install
+    They take turns, each in its own process; ratios are to the first one. Files for llama.cpp need `pip install
     xllamacpp`.
     """
     with reported_failures(as_json=as_json):
@@ -91,7 +91,7 @@ def _run(models: list[str], settings: SpeedSettings, packing: Packing, quiet: bo
     subjects = [_fetch(model, packing) if subject is None else subject for model, subject in found.items()]
     with progress_view(quiet=quiet) as view:
         return measure_speed(
-            subjects, settings, on_step=lambda share, what: view.show("measuring speed", what, share, None)
+            subjects, settings, on_step=lambda share, what: view.show("measuring speed", f"of {what}", share, None)
         )
 
 

@@ -40,7 +40,7 @@ class ModelSpeed(FrozenModel):
     device: str
     """device that it ran on."""
     dtype: str | None
-    """dtype of the weights that are not compressed; None if llama.cpp ran it, whose files have types of their own."""
+    """dtype of the weights that are not compressed; None if llama.cpp ran it, whose files have their own types."""
     stored_bytes: _Count
     """bytes of all weights on disk: of the safetensors files, or of the GGUF file."""
     memory_bytes: Annotated[int, Field(ge=0)] | None

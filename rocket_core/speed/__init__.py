@@ -1,6 +1,6 @@
 """Speed and memory of models, original and compressed, side by side.
 
-Every model runs in a process of its own (`process`, started by `child`), so that its memory is not mixed with that of
+Every model runs in its own process (`process`, started by `child`), so that its memory is not mixed with that of
 the others, and they take turns (`rounds`). `transformers_runtime` and `llama_cpp_runtime` run them; this process loads
 neither.
 """

@@ -56,7 +56,7 @@ def measure_speed(
     on_step: Step = lambda _share, _what: None,
     check: Callable[[], None] = lambda: None,
 ) -> SpeedReport:
-    """Measure models in turns, each in a process of its own.
+    """Measure models in turns, each in its own process.
 
     All are in memory at the same time. In each round every model reads the same random tokens and generates greedily,
     one sequence at a time, without ending early; a first round, in which caches are filled, does not count. Ratios are
@@ -115,7 +115,7 @@ class _Measurement:
 
         runners: list[_Runner] = []
         for subject in subjects:
-            step(f"loading {subject.name}")
+            step(f"{subject.name}, loading")
             self._load(subject, runners)
         request = self._request(runners)
         for number in range(1 + self._settings.rounds):
