@@ -38,6 +38,7 @@ class CompressionOptions:
     evaluate_stride: options.EvaluateStride = None
     task: options.ServerTasks = None
     task_items: options.TaskItems = None
+    benchmark: options.Benchmark = False
     include: options.Include = None
     ignore: options.Ignore = None
     export: options.Export = None
@@ -126,6 +127,7 @@ class ServerOptions(CompressionOptions):
             "target_bytes": self.size,
             "bits": self.bits,
             "evaluate": self.evaluation(),
+            "benchmark": self.benchmark,
         }
 
 
@@ -155,6 +157,7 @@ class LocalOptions(CompressionOptions):
             calibration=self._calibration(),
             **self._method(),
             evaluate=self.evaluation(),
+            benchmark=self.benchmark,
             ignore=tuple(self.ignore or _DEFAULTS.ignore),
             **({"export": self._exports()} if self.export else {}),
             device=self.device,

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from rocket_cli.commands import (
+    bench,
     catalog,
     compress,
     download,
@@ -51,7 +52,7 @@ app = typer.Typer(
 # Under the headings of the help, in the order in which a new user needs them; each is named after its function.
 _LOCAL, _REMOTE, _SERVICE = "On this machine", "With a service", "Run a service"
 for _panel, _functions in {
-    _LOCAL: (compress.compress, evaluate.evaluate),
+    _LOCAL: (compress.compress, evaluate.evaluate, bench.bench),
     _REMOTE: (
         catalog.models,
         catalog.calibrations,

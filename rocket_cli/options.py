@@ -345,6 +345,13 @@ EvaluateStride = Annotated[
         rich_help_panel=_DATA,
     ),
 ]
+Benchmark = Annotated[
+    bool,
+    typer.Option(
+        "--benchmark",
+        help="Measure speed and memory of the original and of each export afterwards. Requires memory for all of them.",
+    ),
+]
 ServerTasks = Annotated[
     list[str] | None,
     typer.Option("--task", metavar="NAME", help=_TASKS % "local/FILE.jsonl", rich_help_panel=_DATA),

@@ -17,6 +17,7 @@ from rocket_core.report.formatting import bytes_text, count_text, duration_text,
 from rocket_core.report.quality import EvaluationReport, quality_rows
 from rocket_core.report.run_commands import run_commands
 from rocket_core.report.schema import CompressionReport, LayerReport
+from rocket_core.report.speed import SPEED_COLUMNS, SpeedReport, speed_rows
 
 # Wider than any table here: a narrow terminal wraps whole lines, whereas a table that is fitted to it loses columns.
 _UNBOUNDED_WIDTH = 1000
@@ -67,6 +68,9 @@ def print_report(
     if report.evaluation is not None:
         console.print()
         console.print(_quality_table(report.evaluation))
+    if report.speed is not None:
+        console.print()
+        _print_speed(console, report.speed)
     console.print()
     if fetched_by is not None:
         console.print(f"To download it:\n\n    {fetched_by}\n")
@@ -180,6 +184,23 @@ def _quality_table(evaluation: EvaluationReport) -> Table:
     for row in quality_rows(evaluation):
         table.add_row(*row)
     return table
+
+
+def print_speed(report: SpeedReport) -> None:
+    """Write a measurement of speed to stdout: a row for each model, how it was measured, and what was not."""
+    _print_speed(wide_console(), report)
+
+
+def _print_speed(console: Console, report: SpeedReport) -> None:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for number, column in enumerate(SPEED_COLUMNS):
+        table.add_column(column, justify="right" if 0 < number < len(SPEED_COLUMNS) - 1 else "left")
+    for row in speed_rows(report):
+        table.add_row(*map(Text, row))
+    console.print(table)
+    console.print(f"Measured in turns: {report.conditions}", style="dim")
+    for model in report.unmeasured:
+        console.print(f"Not measured: {model.name}: {model.reason}")
 
 
 def _loading_lines(report: CompressionReport, output: Path) -> Iterable[str]:

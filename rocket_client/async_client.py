@@ -93,6 +93,7 @@ class AsyncRocket:
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
+        benchmark: bool = False,
         options: Mapping[str, JsonValue] | None = None,
         metadata: Mapping[str, str] | None = None,
         queue: str | None = None,
@@ -104,6 +105,7 @@ class AsyncRocket:
             "revision": revision,
             "calibration": calibration,
             "evaluate": evaluate,
+            "benchmark": benchmark,
             "options": options,
             "metadata": metadata,
             "queue": queue,
@@ -144,16 +146,13 @@ class AsyncRocket:
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
+        benchmark: bool = False,
         options: Mapping[str, JsonValue] | None = None,
         hub_token: str | None = None,
     ) -> Estimate:
         """See `Rocket.estimate`."""
-        settings: dict[str, object] = {
-            "revision": revision,
-            "calibration": calibration,
-            "evaluate": evaluate,
-            "options": options,
-        } | target(ratio, target_bytes, bits, options)
+        settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
+        settings |= {"benchmark": benchmark, "options": options} | target(ratio, target_bytes, bits, options)
         return await self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
 
     async def upload(self, file: Path) -> Upload:

@@ -94,6 +94,7 @@ class Rocket:
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
+        benchmark: bool = False,
         options: Mapping[str, JsonValue] | None = None,
         metadata: Mapping[str, str] | None = None,
         queue: str | None = None,
@@ -111,6 +112,7 @@ class Rocket:
             calibration: `dataset`, `samples`, `sequence_length`, `seed`.
             evaluate: how to compare the result with the dense model: `dataset`, `samples`, `sequence_length`,
                 `stride`, `tasks`, `task_items`; empty takes all defaults, None skips the comparison.
+            benchmark: whether to measure speed and memory of the original and of each artifact.
             options: settings of the method, such as `objective`, `ignore` and `export`.
             metadata: your own labels.
             queue: queue of the job, `cpu` or `gpu`.
@@ -126,6 +128,7 @@ class Rocket:
             "revision": revision,
             "calibration": calibration,
             "evaluate": evaluate,
+            "benchmark": benchmark,
             "options": options,
             "metadata": metadata,
             "queue": queue,
@@ -170,16 +173,13 @@ class Rocket:
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
+        benchmark: bool = False,
         options: Mapping[str, JsonValue] | None = None,
         hub_token: str | None = None,
     ) -> Estimate:
         """Return what a job would take, without creating it; arguments and errors are those of `submit`."""
-        settings: dict[str, object] = {
-            "revision": revision,
-            "calibration": calibration,
-            "evaluate": evaluate,
-            "options": options,
-        } | target(ratio, target_bytes, bits, options)
+        settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
+        settings |= {"benchmark": benchmark, "options": options} | target(ratio, target_bytes, bits, options)
         return self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
 
     def upload(self, file: Path) -> Upload:

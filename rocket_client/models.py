@@ -107,6 +107,8 @@ class Job(Resource):
     """the calibration data."""
     evaluate: Evaluation | None = None
     """comparison of the result with the dense model; None skips it."""
+    benchmark: bool = False
+    """whether speed and memory of the original and of each artifact are measured."""
     options: dict[str, JsonValue]
     """settings of the method, by name."""
     metadata: dict[str, str]

@@ -34,12 +34,13 @@ Stage = Literal[
     "factorizing",
     "exporting",
     "evaluating",
+    "benchmarking",
 ]
 """Stages of a run, in order: `downloading` only for a model on the Hub, `differentiating` only with the objective
-`fisher`, `evaluating` only if requested. A run that only profiles ends after `calibrating`."""
+`fisher`, `evaluating` and `benchmarking` only if requested. A run that only profiles ends after `calibrating`."""
 STAGES: tuple[Stage, ...] = get_args(Stage)
 _STAGE_LABELS: Mapping[str, str] = MappingProxyType(
-    {"differentiating": "measuring sensitivity", "calibrating": "profiling"}
+    {"differentiating": "measuring sensitivity", "calibrating": "profiling", "benchmarking": "measuring speed"}
 )
 
 HUB_DATASETS = ("wikitext2", "ptb", "alpaca", "refinedweb", "c4")
@@ -363,6 +364,10 @@ class CompressionConfig(MethodOptions):
     """the calibration data."""
     evaluate: EvaluationConfig | None = None
     """how the result is compared with the dense model; None (default) does not, and costs nothing."""
+    benchmark: bool = False
+    """whether speed and memory of the original and of each artifact are measured in the end; false by default. Takes
+    memory for all of them together, and the time of 7 prompts of 128 tokens and answers of 64 with each.
+    """
     device: str = "auto"
     """torch device to compute on: `auto` (default: an accelerator if there is one), `cpu`, `cuda`, `cuda:1` ..."""
     max_shard_bytes: Annotated[int, Field(ge=1)] = 5 * _GIB

@@ -34,7 +34,8 @@ class JobView(FrozenModel):
     """queued, running, cancelling, succeeded, failed or cancelled; new ones may be added."""
     stage: str | None
     """current stage of a running job, or last stage of an ended one: downloading, preflight, differentiating,
-    calibrating, allocating, factorizing, exporting or evaluating; new ones may be added. Null before the first.
+    calibrating, allocating, factorizing, exporting, evaluating or benchmarking; new ones may be added. Null before the
+    first.
     """
     progress: float
     """progress of the whole job, [0, 1]."""
@@ -54,6 +55,8 @@ class JobView(FrozenModel):
     """the calibration data, with the defaults filled in."""
     evaluate: EvaluationRequest | None
     """how the result is compared with the dense model; null for no evaluation."""
+    benchmark: bool
+    """whether speed and memory of the original and of each artifact are measured."""
     options: JobOptions
     """settings of the method, with the defaults filled in."""
     metadata: dict[str, str]

@@ -74,6 +74,8 @@ def read_compression(fields: Fields) -> CompressionRequest:
             body["ratio"] = fields.get("ratio") or None
     if fields.get("evaluate"):
         body["evaluate"] = {"dataset": fields.get("evaluate_dataset") or "builtin"}
+    if fields.get("benchmark"):
+        body["benchmark"] = True
     try:
         return CompressionRequest.model_validate(body)
     except ValidationError as error:

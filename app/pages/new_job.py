@@ -62,6 +62,7 @@ _PREFILLED = (
         "queue",
         "label",
         "evaluate",
+        "benchmark",
     ),
     "evaluate_dataset",
 )

@@ -55,5 +55,7 @@ def _expected(job: JobView) -> list[Stage]:
         left_out.add("differentiating")
     if job.evaluate is None:
         left_out.add("evaluating")
+    if not job.benchmark:
+        left_out.add("benchmarking")
     last = STAGES[-1] if job.kind == "compression" else "calibrating"
     return [stage for stage in STAGES[: STAGES.index(last) + 1] if stage not in left_out]

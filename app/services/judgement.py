@@ -7,7 +7,7 @@ this machine.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -16,6 +16,7 @@ from app.shared.errors import OverQuotaError
 from app.shared.requests import JobRequest
 from rocket_core import budget
 from rocket_core.errors import ModelNotFoundError
+from rocket_core.inspection.benchmark_footprint import benchmark_footprint
 from rocket_core.inspection.feasibility import check_feasible, reach_of_model
 from rocket_core.inspection.footprint import (
     ModelShape,
@@ -167,7 +168,7 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         sequence_length=inspected.positions,
         input_bytes=input_bytes(inspected.config, input_kind(inspected.config)),
     )
-    footprint = _with_evaluation(estimate_footprint(model, work), model, request, inspected)
+    footprint = _with_measurements(estimate_footprint(model, work), model, request, inspected)
     only = config.target if isinstance(config.target, ByFormat) else None
     reach = reach_of_model(
         model, quantizes=config.quantizes, only=only, tables=config.decides_tables, codes=config.code_choices
@@ -207,9 +208,12 @@ def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:
             assert_never(target)
 
 
-def _with_evaluation(
+def _with_measurements(
     footprint: ResourceEstimate, model: ModelShape, request: JobRequest, inspected: _Inspected
 ) -> ResourceEstimate:
+    if request.benchmark:
+        benchmark = benchmark_footprint(model, len(request.options.export))
+        footprint = replace(footprint, memory_bytes=max(footprint.memory_bytes, benchmark.memory_bytes))
     if request.evaluate is None or inspected.evaluation_length is None:
         return footprint
     tokens = request.evaluate.samples * min(request.evaluate.stride or sys.maxsize, inspected.evaluation_length)

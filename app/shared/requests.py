@@ -175,6 +175,10 @@ class JobRequest(_Stored):
     """the calibration data."""
     evaluate: EvaluationRequest | None = None
     """how the result is compared with the dense model; null (the default) for no evaluation."""
+    benchmark: bool = False
+    """whether speed and memory of the original and of each artifact are measured in the end; false by default. Needs
+    memory for all of them together, and the time of 7 prompts of 128 tokens and answers of 64 with each.
+    """
     options: JobOptions = Field(default_factory=JobOptions)
     """settings of the method."""
     metadata: _Labels = Field(default_factory=dict)
@@ -222,6 +226,7 @@ class JobRequest(_Stored):
             bits=self.bits,
             calibration=calibration,
             evaluate=evaluate,
+            benchmark=self.benchmark,
             **self.options.model_dump(),
             **operator,
         )
@@ -260,6 +265,8 @@ class JobRequest(_Stored):
         newer: dict[str, Any] = {
             name: True for name in ("queue", "evaluate", "target_bytes", "bits") if getattr(self, name) is None
         }
+        if not self.benchmark:
+            newer["benchmark"] = True
         newer["options"] = {
             name for name in ("code_bits", "group_size", "include") if getattr(self.options, name) is None
         }

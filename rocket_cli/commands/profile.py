@@ -12,7 +12,7 @@ from rocket_client._defaults import DEFAULT_SERVER
 ProfileOptions = Annotated[
     ServerOptions,
     Without("ratio", "size", "bits", "method", "export"),
-    Without("evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items"),
+    Without("evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items", "benchmark"),
 ]
 
 

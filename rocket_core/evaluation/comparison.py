@@ -28,8 +28,8 @@ from rocket_core.evaluation.models import ModelFolder, check_token_ids, load_mod
 from rocket_core.evaluation.windows import Prediction, batch_size, counted_tokens, predictions
 from rocket_core.models.architecture import window_length
 from rocket_core.report.quality import Difference, ModelQuality
-from rocket_core.system.devices import return_freed_memory
 from rocket_core.system.machine import free_disk, gibibytes
+from rocket_core.system.process_memory import return_freed_memory
 
 _SENTENCES_PER_BATCH = 32
 

@@ -79,7 +79,7 @@ def open_model(path: Path) -> ModelFolder:
     with offline():
         tokenizer = load_tokenizer(path, config)
     with interpreting(f"{path / CONFIG_NAME}", UnsupportedArchitectureError):
-        causal = _is_causal(config)
+        causal = predicts_tokens(config)
         encodes = _encodes_text(config)
     if not causal and not encodes:
         raise UnsupportedArchitectureError(
@@ -89,12 +89,16 @@ def open_model(path: Path) -> ModelFolder:
     return ModelFolder(path=path, config=config, tokenizer=tokenizer, predicts_tokens=causal)
 
 
-def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
-    """Load a model for inference from safetensors only, in its stored dtype (see `compute_dtype` for exceptions).
+def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool = False) -> PreTrainedModel:
+    """Load a model for inference from safetensors only.
+
+    By default it is loaded to read many tokens at once: compressed layers are held dense, and it runs in its stored
+    dtype, with the exceptions of `compute_dtype`.
 
     Args:
         folder: the model.
         device: device to load it on.
+        as_deployed: load it as `from_pretrained` alone does, to generate.
 
     Raises:
         UnsupportedArchitectureError: `transformers` cannot load it.
@@ -110,7 +114,7 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
     config = copy.deepcopy(folder.config)
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
-        if quantization.get("quant_method") == QUANT_METHOD:
+        if quantization.get("quant_method") == QUANT_METHOD and not as_deployed:
             # Many tokens at once are fastest with the dense weight, which is the same on every device.
             config.quantization_config = {"keep_packed": False} | quantization
         # Codes are stored several to a number: of an embedding to a byte, of compressed-tensors to a word.
@@ -125,6 +129,7 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
             local_files_only=True,
             use_safetensors=True,
             dtype="auto",
+            device_map=device if as_deployed and device.type != "cpu" else None,
             output_loading_info=True,
         )
     loaded, info = answer
@@ -135,7 +140,7 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
             f"{folder.path} lacks {len(lacking)} weights, first {lacking[0]}; its files are incomplete or belong to "
             f"another {CONFIG_NAME}"
         )
-    return _prepared(loaded, device)
+    return cast("PreTrainedModel", loaded.eval()) if as_deployed else _prepared(loaded, device)
 
 
 def _load_gguf(folder: ModelFolder) -> Any:
@@ -174,7 +179,8 @@ def check_token_ids(folder: ModelFolder, model: PreTrainedModel, highest: int) -
         )
 
 
-def _is_causal(config: PreTrainedConfig) -> bool:
+def predicts_tokens(config: PreTrainedConfig) -> bool:
+    """Return whether a configuration is that of a causal language model."""
     # Families like BERT also have a causal head; the architecture that the checkpoint declares decides.
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
     names = [known.__name__ for known in (classes if isinstance(classes, tuple) else (classes,))]

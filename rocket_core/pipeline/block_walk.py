@@ -15,7 +15,7 @@ from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.models.architecture import BlockList
 from rocket_core.models.block_calls import Activations, record_block_inputs, run_after
 from rocket_core.pipeline.context import Run
-from rocket_core.system.devices import return_freed_memory
+from rocket_core.system.process_memory import return_freed_memory
 
 
 class BlockWalk:

@@ -1,7 +1,7 @@
 """Progress and cancellation of a run."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -24,6 +24,8 @@ _SHARES: dict[Stage, float] = {
     "exporting": 0.05,
     # Only if an evaluation is requested; added to the others.
     "evaluating": 0.25,
+    # Only if a benchmark is requested; the same.
+    "benchmarking": 0.15,
 }
 _AFTER_PROFILING = frozenset(STAGES[STAGES.index("calibrating") + 1 :])
 
@@ -63,7 +65,7 @@ class Monitor:
     Args:
         callbacks: the caller's callbacks.
         costs: costs to which stages are charged; also available as `costs`.
-        evaluates: whether the run includes an evaluation.
+        left_out: stages that the run does not have, except for those after profiling.
         compresses: whether the run continues after profiling.
     """
 
@@ -72,13 +74,11 @@ class Monitor:
         callbacks: Callbacks,
         costs: Costs,
         *,
-        evaluates: bool = False,
+        left_out: Collection[Stage] = ("evaluating", "benchmarking"),
         compresses: bool = True,
     ) -> None:
-        left_out: set[Stage] = set() if evaluates else {"evaluating"}
-        if not compresses:
-            left_out |= _AFTER_PROFILING
-        played = {stage: share for stage, share in _SHARES.items() if stage not in left_out}
+        skipped = {*left_out} if compresses else {*left_out, *_AFTER_PROFILING}
+        played = {stage: share for stage, share in _SHARES.items() if stage not in skipped}
         total = sum(played.values())
         self._shares = {stage: share / total for stage, share in played.items()}
         self._callbacks = callbacks

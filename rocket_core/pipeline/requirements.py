@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError
+from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError, InvalidConfigError
+from rocket_core.evaluation.models import predicts_tokens
+from rocket_core.inspection.benchmark_footprint import benchmark_footprint
 from rocket_core.inspection.feasibility import reach_of_layers
 from rocket_core.inspection.footprint import (
     ModelShape,
@@ -105,6 +107,33 @@ def check_target(run: Run) -> None:
             only=target if isinstance(target, ByFormat) else None,
         )
         reach.check(target)
+
+
+def check_benchmark(run: Run) -> int:
+    """Raise an error if the model or this machine does not allow the benchmark, before the compression starts.
+
+    Returns:
+        Estimated bytes of memory; 0 if none is requested.
+
+    Raises:
+        InvalidConfigError: the model does not generate text.
+        InsufficientMemoryError: the device has too little free memory for the original and all artifacts together.
+    """
+    if not run.config.benchmark:
+        return 0
+    if not predicts_tokens(run.architecture.model.config):
+        raise InvalidConfigError(
+            f"{run.source.name} does not generate text, which a benchmark measures: leave benchmark out"
+        )
+    needed = benchmark_footprint(_model_shape(run), len(run.config.export)).memory_bytes
+    memory = free_memory(run.device)
+    if needed > memory:
+        raise InsufficientMemoryError(
+            f"measuring the speed of {run.source.name} and its artifacts needs all of them in memory, about "
+            f"{gibibytes(needed)} on {run.device}, {gibibytes(memory)} are free; leave benchmark out and measure fewer "
+            "at a time with `rocket bench`"
+        )
+    return needed
 
 
 def check_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int:

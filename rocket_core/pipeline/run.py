@@ -1,12 +1,9 @@
 """`compress` and `profile_model`: the stages in order."""
 
-import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from rocket_core import __version__
 from rocket_core.allocation import chosen, layer_frontiers
@@ -14,14 +11,13 @@ from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import ModelSource
-from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig
+from rocket_core.config import STAGES, WORK_FOLDER_NAME, CompressionConfig
+from rocket_core.engines import ExportKind
 from rocket_core.errors import (
     CalibrationError,
     CheckpointError,
     IllConditionedGramError,
     InfeasibleBudgetError,
-    InsufficientDiskError,
-    InsufficientMemoryError,
     InvalidConfigError,
 )
 from rocket_core.inspection.hub import HubAccess, offline
@@ -36,9 +32,11 @@ from rocket_core.pipeline.report_builder import (
     totals_report,
     without_paths,
 )
-from rocket_core.pipeline.requirements import check_evaluation
+from rocket_core.pipeline.requirements import check_benchmark, check_evaluation
+from rocket_core.pipeline.resource_errors import resource_errors
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.artifact_size import spare_bytes
+from rocket_core.pipeline.stages.benchmark import measure_exports
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.compress import compress_layers
 from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
@@ -46,15 +44,18 @@ from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan, evaluate_export, plan_evaluation
 from rocket_core.pipeline.stages.export import stored_bytes, write_export
 from rocket_core.pipeline.stages.profile import allocate_layers, profile_layers
-from rocket_core.pipeline.stages.publish import check_output_free, check_same_evaluation, finished_report, publish
+from rocket_core.pipeline.stages.publish import check_output_free, check_same_measurements, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
 from rocket_core.pipeline.stages.token_tables import compress_tables
 from rocket_core.pipeline.stages.units import group_units
 from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import CompressionReport, ExportReport, StageReport, layer_report
-from rocket_core.system.devices import map_large_tensors, resolve_device
+from rocket_core.report.speed import SpeedReport
+from rocket_core.system.devices import resolve_device
 from rocket_core.system.energy import EnergyMeter
+from rocket_core.system.process_memory import map_large_tensors
 from rocket_core.target import Target
 
 
@@ -153,7 +154,7 @@ def compress(
             identity = run_identity(run)
             finished = finished_report(output, identity, resume=resume)
             if finished is not None:
-                check_same_evaluation(finished, config, output)
+                check_same_measurements(finished, config, output)
                 return finished
             prepared = _prepare(run, identity, output, work, monitor, resume=resume, token=hub.token, profiles=profiles)
         with offline():
@@ -260,8 +261,10 @@ def _open_run(
     costs = Costs(device, work.stages(), meter=meter, save=save)
     if download is not None:
         costs.include(download)
-    monitor = Monitor(callbacks, costs, evaluates=config.evaluate is not None, compresses=config.target is not None)
-    with _resource_errors(output), _release_work_folder(work, monitor):
+    requested = {"evaluating": config.evaluate is not None, "benchmarking": config.benchmark}
+    left_out = [stage for stage in STAGES if not requested.get(stage, True)]
+    monitor = Monitor(callbacks, costs, left_out=left_out, compresses=config.target is not None)
+    with resource_errors(output), _release_work_folder(work, monitor):
         yield work, monitor
 
 
@@ -283,7 +286,7 @@ def _prepare(
     calibration = profile_cache.inputs(work) or calibration_inputs(run, work, token=token)
     plan = plan_evaluation(run, token=token)
     needed = profile_cache.check_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
-    monitor.requires(max(needed, check_evaluation(run, plan, output)))
+    monitor.requires(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
     work.claim(identity, calibration)
     profile_cache.restore_into(work, calibration)
     return _PreparedRun(
@@ -352,10 +355,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
     with monitor.stage("exporting"):
         by_name = {layer.name: layer for layer in layers}
         folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
-    evaluation = None
-    if prepared.plan is not None:
-        with monitor.stage("evaluating"):
-            evaluation = evaluate_export(run, prepared.plan, folders, work, monitor)
+    evaluation, speed = _measure(prepared, folders)
     exports = tuple(
         ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
     )
@@ -375,24 +375,22 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         tables=tuple(layer.name for layer in decided[len(profile.layers) :]),
         skipped=run.skipped | skipped,
         evaluation=evaluation,
+        speed=speed,
     )
     publish(run, prepared.output, work, report, folders)
     return report
 
 
-@contextmanager
-def _resource_errors(output: Path) -> Iterator[None]:
-    """Convert errors of torch and the system about exhausted resources into errors that name the resource."""
-    try:
-        yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise InsufficientMemoryError(
-            f"memory ran out: {str(error).strip().splitlines()[0] if str(error) else 'no more to be had'}; finished "
-            "layers are kept; resume with more memory free, or start again with fewer samples"
-        ) from error
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise InsufficientDiskError(
-            f"the disk of {output} is full; finished layers are kept: free some space and resume"
-        ) from error
+def _measure(
+    prepared: _PreparedRun, folders: Mapping[ExportKind, Path]
+) -> tuple[EvaluationReport | None, SpeedReport | None]:
+    """Return the quality and the speed of the artifacts, each None unless it is requested."""
+    run, work, monitor = prepared.run, prepared.work, prepared.monitor
+    evaluation = speed = None
+    if prepared.plan is not None:
+        with monitor.stage("evaluating"):
+            evaluation = evaluate_export(run, prepared.plan, folders, work, monitor)
+    if run.config.benchmark:
+        with monitor.stage("benchmarking"):
+            speed = measure_exports(run, folders, work, monitor)
+    return evaluation, speed

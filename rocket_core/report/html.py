@@ -20,6 +20,7 @@ from rocket_core.report.headlines import headlines
 from rocket_core.report.quality import quality_rows
 from rocket_core.report.run_commands import run_commands
 from rocket_core.report.schema import CompressionReport
+from rocket_core.report.speed import SPEED_COLUMNS, speed_rows
 
 STATIC = resources.files(__package__) / "static"
 """Scripts and styles of the figures."""
@@ -59,6 +60,7 @@ def environment(*loaders: BaseLoader) -> Environment:
         "stage_label": stage_label,
     }
     made.globals |= {"headlines": headlines, "run_commands": run_commands, "quality_rows": quality_rows}
+    made.globals |= {"SPEED_COLUMNS": SPEED_COLUMNS, "speed_rows": speed_rows}
     return made
 
 

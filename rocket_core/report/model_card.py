@@ -13,6 +13,7 @@ from rocket_core.inspection.model_files import read_start
 from rocket_core.report.quality import quality_rows
 from rocket_core.report.run_commands import run_commands
 from rocket_core.report.schema import CalibrationReport, CompressionReport
+from rocket_core.report.speed import SPEED_COLUMNS, speed_rows
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio
 
 # How much of the original's card is read: the licence is in its first lines.
@@ -77,7 +78,7 @@ knapsack over all layers decides. No training was involved.
 - calibrated on {_samples(calibration)} (seed {calibration.seed})
 
 Rank, sparsity and error of every layer stand in `report.json`, and are drawn in `report.html`.
-{_quality(report)}
+{_quality(report)}{_speed(report)}
 ## Loading
 
 {_commands(report, kind)}
@@ -115,6 +116,21 @@ def _quality(report: CompressionReport) -> str:
 {rows}
 
 Measured on {read} of `{evaluation.dataset}`, {evaluation.tokens:,} tokens in all.
+"""
+
+
+def _speed(report: CompressionReport) -> str:
+    if report.speed is None:
+        return ""
+    rows = "\n".join(f"| {' | '.join(row)} |" for row in speed_rows(report.speed))
+    return f"""
+## Speed
+
+| {" | ".join(SPEED_COLUMNS)} |
+|{"---|" * len(SPEED_COLUMNS)}
+{rows}
+
+Measured in turns: {report.speed.conditions}.
 """
 
 

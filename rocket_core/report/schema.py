@@ -13,6 +13,7 @@ from rocket_core.engines import ExportKind
 from rocket_core.gguf_types import BlockType
 from rocket_core.report.formatting import kwh_text, percent_text
 from rocket_core.report.quality import EvaluationReport
+from rocket_core.report.speed import SpeedReport
 from rocket_core.schema import FrozenModel
 
 
@@ -40,7 +41,9 @@ class StageReport(FrozenModel):
     """Cost of one stage."""
 
     name: str
-    """downloading, preflight, differentiating, calibrating, allocating, factorizing, exporting or evaluating."""
+    """downloading, preflight, differentiating, calibrating, allocating, factorizing, exporting, evaluating or
+    benchmarking.
+    """
     seconds: float
     """wall time in seconds, summed over resumed runs."""
     peak_memory_bytes: int
@@ -237,6 +240,10 @@ class CompressionReport(FrozenModel):
     """layers that were left alone, with the reason."""
     evaluation: EvaluationReport | None = None
     """quality before and after; None if none was requested, and in reports from before this field existed."""
+    speed: SpeedReport | None = None
+    """speed and memory of the original and of each artifact; None if no benchmark was requested, and in reports from
+    before this field existed.
+    """
 
     @property
     def seconds(self) -> float:

@@ -1,7 +1,5 @@
 """The compute device and its free memory."""
 
-import ctypes
-import sys
 from functools import cache
 
 import psutil
@@ -9,9 +7,6 @@ import torch
 
 from rocket_core.errors import InvalidConfigError
 from rocket_core.system.machine import free_container_memory, processor_name
-
-_M_MMAP_THRESHOLD = -3
-_LARGE_TENSOR = 2**20
 
 
 def resolve_device(name: str) -> torch.device:
@@ -83,20 +78,3 @@ def reset_peak_memory(device: torch.device) -> None:
 def peak_memory(device: torch.device) -> int | None:
     """Return the largest number of bytes allocated on an accelerator since the last reset; None for the CPU."""
     return None if device.type == "cpu" else int(torch.accelerator.max_memory_allocated(device))
-
-
-def map_large_tensors() -> None:
-    """Make the allocator map and unmap large tensors individually, for the rest of this process.
-
-    By default glibc soon serves them from its heap, where memory freed between two live blocks stays with the process.
-    """
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only; other C libraries have no such heap
-        if mallopt is not None:
-            mallopt(_M_MMAP_THRESHOLD, _LARGE_TENSOR)
-
-
-def return_freed_memory() -> None:
-    """Return freed memory to the system; without it the peak grows by what the allocator retains."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,7 @@
 """Defaults for the OpenMP threads that torch uses on a CPU."""
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from rocket_core.system.machine import usable_processors
 
@@ -22,3 +22,9 @@ def set_thread_defaults(environment: MutableMapping[str, str]) -> None:
     usable = usable_processors()
     if usable < (os.cpu_count() or 1) and not any(name in environment for name in _COUNTS):
         environment["OMP_NUM_THREADS"] = str(usable)
+
+
+def thread_count(environment: Mapping[str, str]) -> int:
+    """Return the threads that an environment asks for, or else the processors that this process may use."""
+    asked = environment.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else usable_processors()

@@ -74,6 +74,7 @@ def test_help_imports_nothing_heavy() -> None:
     [
         ("compress", "model", "out", "--ratio", "0.3"),
         ("evaluate", "model", "--text", "text.txt"),
+        ("bench", "model"),
         ("serve",),
         ("api",),
         ("worker",),
@@ -87,7 +88,7 @@ def test_base_install_names_the_missing_packages(arguments: tuple[str, ...]) -> 
     process = python(BASE_INSTALL, OPTIONAL, *arguments)
 
     assert process.returncode == 2
-    extra = "torch" if arguments[0] in {"compress", "evaluate"} else "worker"
+    extra = "torch" if arguments[0] in {"compress", "evaluate", "bench"} else "worker"
     assert f"pip install 'rocket-compress[{extra}]'" in process.stderr
     assert "Traceback" not in process.stderr
     assert process.stdout == ""

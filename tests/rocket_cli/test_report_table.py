@@ -5,6 +5,7 @@ import pytest
 from rocket_cli.report_table import common_prefix, print_report
 from rocket_core.report.quality import Difference, EvaluationReport, ModelQuality, TaskScore
 from rocket_core.report.schema import CompressionReport
+from tests.reference.speed import model_speed, speed_report
 from tests.rocket_cli.fakes import build_report
 
 
@@ -69,6 +70,23 @@ def test_quality_before_and_after_is_shown_if_measured(
     assert table[start + 1].endswith("2.718  beyond e^709")
     assert [row[-1] for row in rows[1:]] == ["0.1235", "75.0%", "25.0%"]
     assert rows[3] == ["50.0%", "25.0%"]
+
+
+def test_speed_is_shown_if_measured(
+    report: CompressionReport, capsys: pytest.CaptureFixture[str], lines: list[str]
+) -> None:
+    assert not any("tokens/s" in line for line in lines)
+    speed = speed_report(model_speed("factored", generation_rate=75, generation_ratio=1.5))
+
+    print_report(report.model_copy(update={"speed": speed}), Path("out folder"))
+
+    out = capsys.readouterr().out
+    table = out.splitlines()
+    start = next(index for index, line in enumerate(table) if line.startswith("model "))
+    assert [line.split()[0] for line in table[start + 1 : start + 3]] == ["original", "factored"]
+    assert "75 (1.50x)" in table[start + 2]
+    assert "Measured in turns: prompt of 128 tokens" in table[start + 3]
+    assert table[start + 4] == "Not measured: gguf: llama.cpp is not installed"
 
 
 def test_skipped_layers_are_counted_by_reason(lines: list[str]) -> None:

@@ -26,7 +26,7 @@ def report_progress(
     Args:
         session: a writing transaction.
         lease: the worker's lease.
-        stage: downloading, preflight, calibrating, allocating, factorizing, exporting or evaluating.
+        stage: downloading, preflight, calibrating, allocating, factorizing, exporting, evaluating or benchmarking.
         progress: of the whole job, [0, 1]; it never decreases while a later attempt catches up with an earlier one.
         finish_at: estimated end; None if unknown.
 

@@ -34,7 +34,7 @@ from rocket_core.pipeline.stages.stored_weight import block_key
 from rocket_core.pipeline.stages.units import CompressionUnit, shared_name
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerOutcome
-from rocket_core.system.devices import return_freed_memory
+from rocket_core.system.process_memory import return_freed_memory
 
 # Kinds that are computed from the Gram matrix of the input; the others from the eigenbasis.
 _NEED_GRAM = CODE_KINDS | {"sparse"}

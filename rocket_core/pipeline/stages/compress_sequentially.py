@@ -39,7 +39,7 @@ from rocket_core.pipeline.stages.compress import (
 from rocket_core.pipeline.stages.stored_weight import read_dense_weight
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder
-from rocket_core.system.devices import return_freed_memory
+from rocket_core.system.process_memory import return_freed_memory
 
 _Streams = tuple[Activations, Activations]
 

@@ -1,4 +1,4 @@
-"""Evaluation of the written artifact against the dense model, if requested; the last stage.
+"""Evaluation of the written artifact against the dense model, if requested; after the export.
 
 It changes no artifact. If it is interrupted, finished artifacts remain, and a resumed run evaluates again from the
 start, unless the evaluation was complete.

@@ -63,12 +63,17 @@ def finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> Com
     )
 
 
-def check_same_evaluation(finished: CompressionReport, config: CompressionConfig, output: Path) -> None:
-    """Raise an error if a finished run has a different evaluation than requested.
+def check_same_measurements(finished: CompressionReport, config: CompressionConfig, output: Path) -> None:
+    """Raise an error if a finished run lacks a requested evaluation or benchmark.
 
     Raises:
-        InvalidConfigError: the run was evaluated with other settings, or not at all.
+        InvalidConfigError: the run was evaluated with other settings, or something was not measured at all.
     """
+    if config.benchmark and finished.speed is None:
+        raise InvalidConfigError(
+            f"the compression in {output} is finished and its speed was not measured; measure the artifacts with "
+            "`rocket bench`, or leave benchmark out"
+        )
     requested = without_paths(config).evaluate
     if requested is not None and requested != finished.settings.evaluate:
         raise InvalidConfigError(

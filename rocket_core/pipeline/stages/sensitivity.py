@@ -27,7 +27,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.tensor_cache import StateCache
 from rocket_core.pipeline.state.work_folder import WorkFolder
-from rocket_core.system.devices import return_freed_memory
+from rocket_core.system.process_memory import return_freed_memory
 
 # A backward pass holds about thirty numbers per token and hidden unit; for this many tokens they take less memory than
 # the weights of a large block.

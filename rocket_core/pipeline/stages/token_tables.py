@@ -29,7 +29,7 @@ from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.compress import AchievedErrors, is_finished, output_energies, save
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder
-from rocket_core.system.devices import return_freed_memory
+from rocket_core.system.process_memory import return_freed_memory
 
 NEVER_CALLED = "never called through forward"
 

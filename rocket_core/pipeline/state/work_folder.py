@@ -32,6 +32,7 @@ from rocket_core.pipeline.state.files import (
 )
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import LayerOutcome, StageReport
+from rocket_core.report.speed import SpeedReport
 from rocket_core.schema import FrozenModel
 from rocket_core.system.files import locked
 
@@ -350,6 +351,15 @@ class WorkFolder:
     def save_evaluation(self, record: EvaluationRecord, report: EvaluationReport) -> None:
         """Store a finished evaluation."""
         write_model(self.path / "evaluation.json", record.model_copy(update={"report": report}))
+
+    def speed(self) -> SpeedReport | None:
+        """Return the result of a finished benchmark."""
+        file = self.path / "speed.json"
+        return read_model(file, SpeedReport) if file.is_file() else None
+
+    def save_speed(self, report: SpeedReport) -> None:
+        """Store a finished benchmark."""
+        write_model(self.path / "speed.json", report)
 
 
 def _check_identity(path: Path, stored: RunIdentity, requested: RunIdentity) -> None:

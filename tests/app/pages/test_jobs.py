@@ -14,6 +14,7 @@ from rocket_core.report.schema import CompressionReport
 from tests.app.api.conftest import BODY
 from tests.job_events import add_event
 from tests.reference.reports import report_of_layers
+from tests.reference.speed import model_speed, speed_report
 
 FILES = {"report.json": b"{}", "factored/model.safetensors": b"0123"}
 
@@ -89,6 +90,16 @@ def test_a_finished_job_shows_results_files_and_figures(page, finished):
         assert expected in text, expected
     assert text.count("<figure data-figure=") == 4
     assert 'hx-get="/ui/jobs/' + finished + "/live" not in text
+
+
+def test_a_measured_speed_is_shown(page, worker, submitted):
+    worker.report = report_of_layers().model_copy(update={"speed": speed_report(model_speed("factored"))})
+    worker.succeed(submitted, FILES)
+
+    text = page("GET", f"/ui/jobs/{submitted}").text
+
+    assert "Speed before and after" in text
+    assert "medians of 5 rounds" in text
 
 
 @pytest.mark.parametrize("name", ["allocation-map", "errors-by-size", "predicted-and-achieved", "stage-times"])

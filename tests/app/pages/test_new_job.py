@@ -41,6 +41,16 @@ def test_submitting_the_form_creates_one_job(submit, client, page):
     assert job["evaluate"]["dataset"] == "builtin"
 
 
+@pytest.mark.parametrize(("fields", "measured"), [({}, False), ({"benchmark": "yes"}, True)])
+def test_a_benchmark_can_be_requested(submit, client, page, fields, measured):
+    assert submit(**fields).status_code == 303
+    [job] = client.get("/jobs").json()["data"]
+    assert job["benchmark"] is measured
+    stages = page("GET", f"/ui/jobs/{job['id']}").text
+    assert ("measuring speed" in stages) is measured
+    assert ("benchmark=yes" in stages) is measured, "another job with these settings"
+
+
 def test_a_changed_form_creates_another_job(submit, client, page):
     first = submit(form="once")
     # Back, another ratio, and the same button; or the other one.

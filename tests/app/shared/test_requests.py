@@ -26,6 +26,7 @@ def test_options_match_the_settings_of_the_library():
         "bits",
         "calibration",
         "evaluate",
+        "benchmark",
         "device",
         "max_shard_bytes",
         "statistics_quota_bytes",
@@ -121,12 +122,21 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
         "evaluate": True,
         "target_bytes": True,
         "bits": True,
+        "benchmark": True,
         "options": {"code_bits", "engine", "group_size", "include", "storage", "value_bits"},
     }
     stored = plain.model_dump_json(exclude=newer)
     assert plain.fingerprint() == hashlib.sha256(stored.encode()).hexdigest()
     assert evaluated.fingerprint() != plain.fingerprint()
     assert evaluated.fingerprint() == JobRequest(model_id="local/x", ratio=0.3, evaluate={"samples": 64}).fingerprint()
+
+
+def test_a_fingerprint_includes_a_benchmark_only_if_requested():
+    plain, without, measured = (
+        JobRequest(model_id="local/x", ratio=0.3, **given) for given in ({}, {"benchmark": False}, {"benchmark": True})
+    )
+    assert without.fingerprint() == plain.fingerprint() != measured.fingerprint()
+    assert measured.compression_config().benchmark
 
 
 @pytest.mark.parametrize("target", [{"target_bytes": 1000}, {"bits": 4.5}])

@@ -44,13 +44,14 @@ def test_every_option_reaches_the_server(remote, client):
         "--ratio 0.2 --calibration local/mine.jsonl --samples 3 --sequence-length 64 --seed 1 --objective whitened "
         "--ignore *.q_proj --ignore *.k_proj --export dense --dtype float32 --precision float64 --metadata a=b "
         "--metadata c=d=e --idempotency-key mine --evaluate builtin --evaluate-samples 2 --evaluate-length 32 "
-        "--evaluate-stride 16 --task arc_easy --task-items 9"
+        "--evaluate-stride 16 --task arc_easy --task-items 9 --benchmark"
     )
 
     assert remote("submit", "local/tiny", *options.split()).code == 0
 
     job = submitted(client)
     assert (job.model_id, job.ratio, job.metadata) == ("local/tiny", 0.2, {"a": "b", "c": "d=e"})
+    assert job.benchmark
     assert job.calibration.model_dump() == {
         "dataset": "local/mine.jsonl",
         "samples": 3,
@@ -79,6 +80,7 @@ def test_every_option_reaches_the_server(remote, client):
             ratio=0.2,
             calibration=job.calibration.model_dump(),
             evaluate=job.evaluate.model_dump(),
+            benchmark=True,
             options=job.options,
             metadata=job.metadata,
             idempotency_key="mine",
@@ -99,6 +101,7 @@ def test_every_option_is_a_field_of_the_request():
         "ratio",
         "size",
         "bits",
+        "benchmark",
         "revision",
         "metadata",
         "queue",

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 from rocket_core.report.html import cell_text, render_report
 from tests.reference.reports import empty_report, layer_named, report_of_layers
+from tests.reference.speed import model_speed, speed_report
 
 
 class Elements(HTMLParser):
@@ -68,6 +69,15 @@ def test_a_report_without_layers_or_evaluation_is_rendered():
     text = render_report(empty_report())
     assert "Nothing to draw" in text
     assert "predicted, not measured" in text
+
+
+def test_speed_is_a_table_if_it_was_measured():
+    speed = speed_report(model_speed("factored", generation_rate=75, generation_ratio=1.5))
+    text = render_report(empty_report().model_copy(update={"speed": speed}))
+    assert "<h2>Speed</h2>" in text
+    assert '<td class="number">75 (1.50x)</td>' in text
+    assert "Not measured: gguf: llama.cpp is not installed" in text
+    assert "<h2>Speed</h2>" not in render_report(empty_report())
 
 
 def test_cells_are_formatted_by_the_kind_of_their_column():

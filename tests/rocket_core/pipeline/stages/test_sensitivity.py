@@ -302,7 +302,7 @@ import torch
 torch.set_num_threads(1)
 from rocket_core.checkpoint import find_model
 from rocket_core.config import compression_config
-from rocket_core.system.devices import map_large_tensors
+from rocket_core.system.process_memory import map_large_tensors
 from rocket_core.pipeline.preflight import prepare_run, run_identity
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.progress import Callbacks, Monitor

@@ -1,0 +1,112 @@
+"""`rocket bench`: tokens per second and memory of models, side by side."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocket_cli import options
+from rocket_cli.exit_codes import reported_failures
+from rocket_cli.progress_view import progress_view
+from rocket_cli.report_table import print_speed
+from rocket_core.report.speed import Packing, SpeedReport
+from rocket_core.speed import SpeedSettings, Subject, find_subject, measure_speed
+from rocket_core.speed.rounds import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT_TOKENS, DEFAULT_ROUNDS
+from rocket_core.speed.subjects import GGUF_SUFFIX
+from rocket_core.system.threads import set_thread_defaults, thread_count
+
+if TYPE_CHECKING:
+    from rocket_core.checkpoint import ModelSource
+
+_Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL",
+        help="Folders, .gguf files or folders with one, or repositories on the Hugging Face Hub; the others are "
+        "compared with the first.",
+        show_default=False,
+    ),
+]
+_PromptTokens = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Tokens of the prompt.", show_default=f"{DEFAULT_PROMPT_TOKENS}, or less"),
+]
+_NewTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="Tokens to generate.", show_default=f"{DEFAULT_NEW_TOKENS}, or less")
+]
+_Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds in which every model is measured once.")]
+_Threads = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Threads on the processor.", show_default="OMP_NUM_THREADS, or all processors"),
+]
+_Packed = Annotated[
+    bool | None,
+    typer.Option(
+        "--packed/--unpacked",
+        help="Hold compressed layers of Rocket's artifacts packed, or dense.",
+        show_default="what is fastest",
+    ),
+]
+
+
+def bench(
+    *,
+    models: _Models,
+    prompt_tokens: _PromptTokens = None,
+    new_tokens: _NewTokens = None,
+    rounds: _Rounds = DEFAULT_ROUNDS,
+    threads: _Threads = None,
+    device: options.Device = "auto",
+    packed: _Packed = None,
+    as_json: options.Json = False,
+) -> None:
+    """Measure how fast MODELS read a prompt and generate, and the memory that they take.
+
+    They take turns, each in its own process; ratios are to the first one. Files for llama.cpp need `pip install
+    xllamacpp`.
+    """
+    with reported_failures(as_json=as_json):
+        set_thread_defaults(os.environ)
+        settings = SpeedSettings(
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            rounds=rounds,
+            threads=thread_count(os.environ) if threads is None else threads,
+            device=device,
+        )
+        report = _run(models, settings, "default" if packed is None else "packed" if packed else "unpacked", as_json)
+    if as_json:
+        typer.echo(report.model_dump_json(indent=2))
+    else:
+        print_speed(report)
+
+
+def _run(models: list[str], settings: SpeedSettings, packing: Packing, quiet: bool) -> SpeedReport:
+    # What is here or misspelled is found before anything is downloaded.
+    found = {model: None if _is_repository(model) else find_subject(Path(model), model, packing) for model in models}
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    subjects = [_fetch(model, packing) if subject is None else subject for model, subject in found.items()]
+    with progress_view(quiet=quiet) as view:
+        return measure_speed(
+            subjects, settings, on_step=lambda share, what: view.show("measuring speed", f"of {what}", share, None)
+        )
+
+
+def _is_repository(model: str) -> bool:
+    if Path(model).expanduser().exists() or model.endswith(GGUF_SUFFIX):
+        return False
+    from rocket_core.inspection.hub import check_repository_id
+
+    check_repository_id(model)
+    return True
+
+
+def _fetch(model: str, packing: Packing) -> Subject:
+    # This imports torch, which takes seconds.
+    from rocket_core.checkpoint import find_model
+
+    source: ModelSource = find_model(model)
+    return find_subject(source.folder, model, packing)

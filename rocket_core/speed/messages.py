@@ -1,0 +1,76 @@
+"""Messages between a measurement and the process of one model, as JSON."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from rocket_core.report.speed import Packing, RoundTimes, Runtime
+from rocket_core.schema import FrozenModel
+
+
+class Load(FrozenModel):
+    """The first request: load a model."""
+
+    runtime: Runtime
+    """what runs it."""
+    path: Path
+    """its folder or file."""
+    packing: Packing
+    """how layers are held in memory."""
+    device: str
+    """device to run on."""
+    threads: Annotated[int, Field(ge=1)]
+    """threads on the processor."""
+    context: Annotated[int, Field(ge=1)]
+    """tokens of prompt and answer together."""
+
+
+class Measure(FrozenModel):
+    """A later request: read a prompt and generate, once."""
+
+    prompt: Annotated[tuple[int, ...], Field(min_length=1)]
+    """tokens of the prompt."""
+    new_tokens: Annotated[int, Field(ge=2)]
+    """tokens to generate."""
+
+
+class Loaded(FrozenModel):
+    """Answer to `Load`."""
+
+    kind: Literal["loaded"] = "loaded"
+    """tells answers apart."""
+    vocabulary: Annotated[int, Field(ge=1)]
+    """number of tokens that it knows."""
+    positions: int | None
+    """longest context; None if the model does not say."""
+    device: str
+    """device that it runs on."""
+    dtype: str | None
+    """dtype of the weights; None for a GGUF file."""
+    seconds: Annotated[float, Field(ge=0)]
+    """time to load it."""
+
+
+class Measured(FrozenModel):
+    """Answer to `Measure`."""
+
+    kind: Literal["measured"] = "measured"
+    """tells answers apart."""
+    times: RoundTimes
+    """what it took."""
+    memory_bytes: int | None
+    """bytes held now and not before the model was loaded; None if the system does not report it."""
+
+
+class Failed(FrozenModel):
+    """Answer to either if it cannot be done."""
+
+    kind: Literal["failed"] = "failed"
+    """tells answers apart."""
+    reason: str
+    """what is wrong and what to do."""
+
+
+Answer = Annotated[Loaded | Measured | Failed, Field(discriminator="kind")]
+ANSWER: TypeAdapter[Loaded | Measured | Failed] = TypeAdapter(Answer)

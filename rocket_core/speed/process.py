@@ -1,0 +1,90 @@
+"""Process that runs one model and is told when to measure; `rocket_core.speed.child` starts it.
+
+It exits as soon as the other side closes the connection, whatever it is doing.
+"""
+
+import os
+import select
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from rocket_core.errors import RocketError
+from rocket_core.report.speed import RoundTimes, Runtime
+from rocket_core.schema import FrozenModel
+from rocket_core.speed.messages import Failed, Load, Loaded, Measure, Measured
+from rocket_core.system.process_memory import resident_bytes
+
+
+class LoadedModel(Protocol):
+    """A model that is ready to run."""
+
+    @property
+    def loaded(self) -> Loaded:
+        """What it is."""
+
+    def measure(self, request: Measure) -> RoundTimes:
+        """Read a prompt and generate."""
+
+    def device_bytes(self) -> int | None:
+        """Return the bytes that it holds on an accelerator; None on the CPU."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Load a model, and measure it whenever that is requested.
+
+    Args:
+        arguments: descriptors of two pipes, for requests and answers.
+    """
+    requests, answers = (int(argument) for argument in arguments)
+    threading.Thread(target=_exit_when_closed, args=(requests,), daemon=True).start()
+    with Connection(requests, writable=False) as source, Connection(answers, readable=False) as target:
+        try:
+            _serve(source, target)
+        except EOFError:
+            return
+        except RocketError as error:
+            _send(target, Failed(reason=str(error)))
+        except Exception as error:  # noqa: BLE001 - a runtime may raise anything, and the other models are measured
+            text = str(error).strip().partition("\n")[0]
+            _send(target, Failed(reason=f"{type(error).__name__}: {text}" if text else type(error).__name__))
+
+
+def _serve(source: Connection, target: Connection) -> None:
+    request = Load.model_validate_json(source.recv_bytes())
+    files = (request.path,) if request.path.is_file() else tuple(request.path.glob("*.safetensors"))
+    load = _loader(request.runtime)
+    before = resident_bytes(files)
+    model = load(request)
+    _send(target, model.loaded)
+    while True:
+        times = model.measure(Measure.model_validate_json(source.recv_bytes()))
+        held = model.device_bytes()
+        if held is None:
+            after = resident_bytes(files)
+            held = None if before is None or after is None else max(0, after - before)
+        _send(target, Measured(times=times, memory_bytes=held))
+
+
+def _loader(runtime: Runtime) -> Callable[[Load], LoadedModel]:
+    """Import what runs a model; this takes memory that is not the model's."""
+    if runtime == "llama.cpp":
+        from rocket_core.speed.llama_cpp_runtime import LlamaCppModel
+
+        return LlamaCppModel
+    from rocket_core.speed.transformers_runtime import TransformersModel
+
+    return TransformersModel
+
+
+def _send(target: Connection, message: FrozenModel) -> None:
+    target.send_bytes(message.model_dump_json().encode())
+
+
+def _exit_when_closed(descriptor: int) -> None:
+    # Without events to wait for, only the end of the connection is reported, and no request is taken away.
+    waiting = select.poll()
+    waiting.register(descriptor, 0)
+    waiting.poll()
+    os._exit(1)
