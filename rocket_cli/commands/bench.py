@@ -85,10 +85,10 @@ def bench(
 
 def _run(models: list[str], settings: SpeedSettings, packing: Packing, quiet: bool) -> SpeedReport:
     # What is here or misspelled is found before anything is downloaded.
-    found = {model: None if _is_repository(model) else find_subject(Path(model), model, packing) for model in models}
+    found = [None if _is_repository(model) else find_subject(Path(model), model, packing) for model in models]
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
-    subjects = [_fetch(model, packing) if subject is None else subject for model, subject in found.items()]
+    subjects = [subject or _fetch(model, packing) for model, subject in zip(models, found, strict=True)]
     with progress_view(quiet=quiet) as view:
         return measure_speed(
             subjects, settings, on_step=lambda share, what: view.show("measuring speed", f"of {what}", share, None)

@@ -20,7 +20,14 @@ JOB, PROFILE, UPLOAD = "job_" + "0" * 26, "prof_" + "0" * 26, "upload/" + "0" * 
 CALIBRATION = {"dataset": "builtin", "samples": 3, "sequence_length": 64, "seed": 1}
 EVALUATE = {"dataset": "builtin", "samples": 2, "sequence_length": 8, "stride": 4, "tasks": ["piqa"], "task_items": 9}
 OPTIONS = {"preset": "fast", "objective": "fisher", "method": "rocket", "ignore": ["*.q"], "export": ["dense"]}
-JOB_REQUEST = {"ratio": 0.3, "calibration": CALIBRATION, "evaluate": EVALUATE, "options": OPTIONS, "revision": "main"}
+JOB_REQUEST = {
+    "ratio": 0.3,
+    "calibration": CALIBRATION,
+    "evaluate": EVALUATE,
+    "benchmark": True,
+    "options": OPTIONS,
+    "revision": "main",
+}
 
 # For each method that calls the server one call, or several if there are several ways to call it.
 METHODS = {

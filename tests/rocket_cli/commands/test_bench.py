@@ -44,6 +44,7 @@ def test_result_is_a_table(rocket: Callable, measured: Measured, model: Path) ->
     outcome = rocket("bench", model, model)
 
     assert outcome.code == 0
+    assert len(measured.subjects) == 2, "the same model twice shows how much figures vary"
     assert outcome.out.splitlines()[0].startswith("model ")
     assert "Measured in turns" in outcome.out
     assert "Not measured: gguf: llama.cpp is not installed" in outcome.out
