@@ -137,9 +137,9 @@ class Results:
         rows = sorted((row for row in self._rows if row["name"] == name), key=lambda row: row["seed"])
         return [row[of] for row in rows]
 
-    def parts(self, name: str, others: str) -> list[float]:
-        """Return the KL divergence as a part of another's, for each seed that both have."""
-        own, other = ({row["seed"]: row["kl"] for row in self._rows if row["name"] == one} for one in (name, others))
+    def parts(self, name: str, others: str, of: str = "kl") -> list[float]:
+        """Return the KL divergence, or another value, as a part of another's, for each seed that both have."""
+        own, other = ({row["seed"]: row[of] for row in self._rows if row["name"] == one} for one in (name, others))
         return [own[seed] / other[seed] for seed in sorted(own.keys() & other.keys()) if other[seed] > 0]
 
 
@@ -158,7 +158,7 @@ def table(results: Results) -> Iterator[str]:
     yield "| | bytes of the linears | KL, nats per token | excess perplexity | same likeliest token | CPU s |"
     yield "|---|---|---|---|---|---|"
     for name in results.names:
-        cells = [_cell(results.values(name, of)) for of in ("fraction", "kl", "excess", "agreement")]
+        cells = [mean_and_spread(results.values(name, of)) for of in ("fraction", "kl", "excess", "agreement")]
         yield f"| {name} | {' | '.join(cells)} | {statistics.median(results.values(name, 'cpu_seconds')):.0f} |"
 
 
@@ -171,13 +171,13 @@ def bars(results: Results, presets: Sequence[str]) -> Iterator[str]:
             name = rocket_name(preset, bar.storage, bar.fraction)
             parts = results.parts(name, gptq_name(bar.bits))
             if parts:
-                yield _bar(f"{name}: KL, of that of {gptq_name(bar.bits)}", parts, bar.part)
+                yield requirement(f"{name}: KL, of that of {gptq_name(bar.bits)}", parts, bar.part)
         for fraction, most in MOST_EXCESS.items():
             names = [rocket_name(preset, storage, fraction) for storage in STORAGES]
             found = [excess for name in names if (excess := results.values(name, "excess"))]
             if found:
                 best = min(found, key=statistics.mean)
-                yield _bar(f"{preset} at {fraction:g}, the better: excess perplexity", best, most)
+                yield requirement(f"{preset} at {fraction:g}, the better: excess perplexity", best, most)
         over = [
             value / fraction - 1
             for storage in STORAGES
@@ -185,15 +185,16 @@ def bars(results: Results, presets: Sequence[str]) -> Iterator[str]:
             for value in results.values(rocket_name(preset, storage, fraction), "fraction")
         ]
         if over:
-            yield _bar(f"{preset}: bytes exceeded, by a part of them", [max(over)], 0.0)
+            yield requirement(f"{preset}: bytes exceeded, by a part of them", [max(over)], 0.0)
 
 
-def _bar(what: str, found: Sequence[float], most: float) -> str:
+def requirement(what: str, found: Sequence[float], most: float) -> str:
+    """Return the line of a requirement: bound, measured mean, and whether it holds."""
     holds = "holds" if statistics.mean(found) <= most else "missed"
-    return f"| {what} | at most {most:.3g} | {_cell(found)} | {holds} |"
+    return f"| {what} | at most {most:.3g} | {mean_and_spread(found)} | {holds} |"
 
 
-def _cell(values: Sequence[float]) -> str:
+def mean_and_spread(values: Sequence[float]) -> str:
     """Return mean and half the distance from the smallest to the largest."""
     spread = (max(values) - min(values)) / 2
     return f"{statistics.mean(values):.4g}" + (f" ± {spread:.2g}" if len(values) > 1 else "")

@@ -102,7 +102,13 @@ def check_plan(plan: Mapping[str, Any], torch_version: str, output: str) -> None
 
 
 def output_of(command: Sequence[str], *, timeout: float = 3600) -> str:
-    """Run a program and return the last line of its output.
+    """Run a program and return the last line of its output; see `lines_of`."""
+    lines = lines_of(command, timeout=timeout)
+    return lines[-1] if lines else ""
+
+
+def lines_of(command: Sequence[str], *, timeout: float = 3600) -> list[str]:
+    """Run a program and return the lines of its output that are not blank.
 
     Raises:
         RivalFailedError: it failed or took too long.
@@ -124,10 +130,9 @@ def output_of(command: Sequence[str], *, timeout: float = 3600) -> str:
     except subprocess.TimeoutExpired:
         raise RivalFailedError(f"it took more than {timeout:.0f} seconds") from None
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    last = lines[-1] if lines else ""
     if done.returncode:
-        raise RivalFailedError(last or f"exit status {done.returncode}")
-    return last
+        raise RivalFailedError(lines[-1] if lines else f"exit status {done.returncode}")
+    return lines
 
 
 def untouched(folder: Path, layers: Sequence[str]) -> int:

@@ -101,6 +101,8 @@ def find_model(
         resolved = folder.resolve()
         vet_folder(resolved, resolved.name)
         return ModelSource(name=resolved.name, folder=resolved, commit=None)
+    if folder.is_file():
+        raise ModelNotFoundError(f"{model} is a file; name the folder that it is in")
     check_repository_id(model)
     advice = advice_on_path(folder)
     subject = f"repository {model} (there is no such folder{'' if advice is None else f'; {advice}'})"

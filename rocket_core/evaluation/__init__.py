@@ -10,7 +10,7 @@ from rocket_core.evaluation.divergence import DivergenceSum, token_divergence
 from rocket_core.evaluation.drift import masked_mean, mean_cosine_drift, pooled_outputs, sentences
 from rocket_core.evaluation.harness import Task, load_tasks, score_tasks
 from rocket_core.evaluation.likelihood import PerplexityResult, perplexity
-from rocket_core.evaluation.models import ModelFolder, load_model, open_model
+from rocket_core.evaluation.models import ModelFolder, check_package, load_model, open_gguf, open_model
 from rocket_core.evaluation.text import EvaluationResult, evaluate_text, read_text
 from rocket_core.evaluation.windows import text_windows
 
@@ -23,12 +23,14 @@ __all__ = [
     "ModelFolder",
     "PerplexityResult",
     "Task",
+    "check_package",
     "compare_models",
     "evaluate_text",
     "load_model",
     "load_tasks",
     "masked_mean",
     "mean_cosine_drift",
+    "open_gguf",
     "open_model",
     "perplexity",
     "pooled_outputs",

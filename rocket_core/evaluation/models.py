@@ -5,9 +5,10 @@ to a higher layer.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,9 +26,11 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
 from rocket_core.code_format import CODE_BITS
+from rocket_core.engines import ExportKind
 from rocket_core.errors import (
     CheckpointFormatError,
     CorruptCheckpointError,
+    InvalidConfigError,
     ModelNotFoundError,
     UnsupportedArchitectureError,
 )
@@ -39,6 +42,20 @@ from rocket_core.layers import QUANT_METHOD
 from rocket_core.models.architecture import named_class, named_classes
 from rocket_core.models.pretrained import check_settings, interpreting, load_config, load_tokenizer
 from rocket_core.system.devices import compute_dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Package:
+    """What `transformers` needs to read an export, and the extra of this distribution that has it."""
+
+    module: str
+    extra: str
+
+
+_PACKAGES: Mapping[ExportKind, _Package] = {
+    "compressed-tensors": _Package(module="compressed_tensors", extra="vllm"),
+    "gguf": _Package(module="gguf", extra="gguf"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +106,44 @@ def open_model(path: Path) -> ModelFolder:
     return ModelFolder(path=path, config=config, tokenizer=tokenizer, predicts_tokens=causal)
 
 
+def check_package(kind: ExportKind) -> None:
+    """Raise an error if a package is missing that `transformers` reads an export with.
+
+    Raises:
+        InvalidConfigError: names the package and how to install it.
+    """
+    package = _PACKAGES.get(kind)
+    if package is not None and find_spec(package.module) is None:
+        raise InvalidConfigError(
+            f"evaluating the export {kind} needs {package.module}: pip install 'rocket-compress[{package.extra}]'"
+        )
+
+
+def gguf_files(path: Path) -> list[Path]:
+    """Return the GGUF files of a folder that has no configuration, as of an export for llama.cpp."""
+    return [] if (path / CONFIG_NAME).exists() else sorted(path.glob("*.gguf"))
+
+
+def open_gguf(path: Path, original: ModelFolder) -> ModelFolder:
+    """Open a folder with a GGUF file, which is read with the configuration and the tokenizer of its original.
+
+    Args:
+        path: the folder.
+        original: the model that the file was made from.
+
+    Raises:
+        InvalidConfigError: the package that reads such files is not installed.
+        CheckpointFormatError: there are several files.
+    """
+    check_package("gguf")
+    vet_folder(path, str(path))
+    files = gguf_files(path)
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files)
+        raise CheckpointFormatError(f"{path} has {len(files)} GGUF files ({names}); evaluate a folder with one of them")
+    return replace(original, path=path, gguf_file=files[0].name)
+
+
 def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool = False) -> PreTrainedModel:
     """Load a model for inference from safetensors only.
 
@@ -122,37 +177,30 @@ def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool =
     # Without the table of compressed layers, which has an entry per layer.
     fields = {key: value for key, value in folder.config.to_dict().items() if key != "quantization_config"}
     check_sizes(fields, weights, str(folder.path))
-    with interpreting(str(folder.path), CheckpointFormatError), _loading(folder.path), offline():
-        answer: Any = loader.from_pretrained(
-            folder.path,
-            config=config,
-            local_files_only=True,
-            use_safetensors=True,
-            dtype="auto",
-            device_map=device if as_deployed and device.type != "cpu" else None,
-            output_loading_info=True,
-        )
-    loaded, info = answer
-    # For missing weights transformers only warns and uses random values; the result would be meaningless.
-    lacking = sorted(info["missing_keys"])
-    if lacking:
-        raise CorruptCheckpointError(
-            f"{folder.path} lacks {len(lacking)} weights, first {lacking[0]}; its files are incomplete or belong to "
-            f"another {CONFIG_NAME}"
-        )
+    device_map = device if as_deployed and device.type != "cpu" else None
+    loaded = _load(loader, folder.path, config=config, use_safetensors=True, dtype="auto", device_map=device_map)
     return cast("PreTrainedModel", loaded.eval()) if as_deployed else _prepared(loaded, device)
 
 
 def _load_gguf(folder: ModelFolder) -> Any:
     """Return a model whose weights are in a GGUF file, dequantized to float32 as llama.cpp computes."""
-    with interpreting(str(folder.path), CheckpointFormatError), _loading(folder.path), offline():
-        return AutoModelForCausalLM.from_pretrained(
-            folder.path,
-            gguf_file=folder.gguf_file,
-            config=copy.deepcopy(folder.config),
-            local_files_only=True,
-            dtype=torch.float32,
+    config = copy.deepcopy(folder.config)
+    return _load(AutoModelForCausalLM, folder.path, gguf_file=folder.gguf_file, config=config, dtype=torch.float32)
+
+
+def _load(loader: Any, path: Path, **options: Any) -> Any:
+    """Return a model with all its weights."""
+    with interpreting(str(path), CheckpointFormatError), _loading(path), offline():
+        answer: Any = loader.from_pretrained(path, local_files_only=True, output_loading_info=True, **options)
+    loaded, info = answer
+    # For missing weights transformers only warns and uses random values; the result would be meaningless.
+    lacking = sorted(info["missing_keys"])
+    if lacking:
+        raise CorruptCheckpointError(
+            f"{path} lacks {len(lacking)} weights, first {lacking[0]}; its files are incomplete or belong to another "
+            f"{CONFIG_NAME}"
         )
+    return loaded
 
 
 def _prepared(loaded: Any, device: torch.device) -> PreTrainedModel:

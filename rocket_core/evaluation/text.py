@@ -19,7 +19,7 @@ from rocket_core.evaluation.comparison import (
 )
 from rocket_core.evaluation.drift import sentences
 from rocket_core.evaluation.harness import load_tasks
-from rocket_core.evaluation.models import ModelFolder, load_model, open_model
+from rocket_core.evaluation.models import ModelFolder, gguf_files, load_model, open_gguf, open_model
 from rocket_core.evaluation.windows import text_windows
 from rocket_core.inspection.dataset_names import LOCAL_SUFFIXES
 from rocket_core.models.architecture import window_length
@@ -119,9 +119,10 @@ def evaluate_text(
 
     The documents of the file are joined by the tokenizer's BOS token and cut into consecutive windows; tokens left over
     at the end are dropped. An encoder reads each line as a sentence. Compressed folders require
-    `import rocket_core.hf` beforehand. No code from a folder is run, and weights are read from safetensors only. One
-    model is in memory at a time; when comparing with a dense model, its logits are stored in a temporary folder
-    (`TMPDIR`) until they are compared.
+    `import rocket_core.hf` beforehand. No code from a folder is run. Weights are read from safetensors, or from the
+    folder's GGUF file, for which configuration and tokenizer are those of the dense model. One model is in memory at a
+    time; when comparing with a dense model, its logits are stored in a temporary folder (`TMPDIR`) until they are
+    compared.
 
     Args:
         folder: the model with its tokenizer; for a repository, see `rocket_core.checkpoint.find_model`.
@@ -131,7 +132,7 @@ def evaluate_text(
         limit: number of windows or sentences to read from the beginning, >= 1; None reads all.
         stride: tokens from the start of one window to the next; None is the sequence length. A smaller stride gives
             tokens more context and costs more windows.
-        against: the dense model's folder, whose tokenizer is used; required for an encoder.
+        against: the dense model's folder, whose tokenizer is used; required for an encoder and for a GGUF file.
         tasks: zero-shot tasks, see `rocket_core.evaluation.harness`.
         task_items: items read of each task, >= 1; None reads all.
         device: torch device, or `auto` for the accelerator if there is one.
@@ -155,8 +156,16 @@ def evaluate_text(
     if text.suffix.lower() not in LOCAL_SUFFIXES:
         raise InvalidConfigError(f"{text} is neither a {' nor a '.join(LOCAL_SUFFIXES)} file; rename or convert it")
     target = resolve_device(device)
-    model = open_model(folder)
     original = None if against is None else open_model(against)
+    if gguf_files(folder):
+        if original is None:
+            raise InvalidConfigError(
+                f"{folder} has a GGUF file, which is read with the configuration and the tokenizer of its dense "
+                "original; name that to measure the distance from it"
+            )
+        model = open_gguf(folder, original)
+    else:
+        model = open_model(folder)
     if original is None and not model.predicts_tokens:
         raise InvalidConfigError(
             f"{folder} holds an encoder, which has no perplexity; name its dense original to measure the drift from it"

@@ -5,22 +5,23 @@ start, unless the evaluation was complete.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
 
 from rocket_core.calibration.datasets import documents, file_documents, held_out_text, token_windows
 from rocket_core.calibration.inputs import DecoderText, EncoderText
 from rocket_core.config import BUILTIN_DATASET, CompressionConfig, EvaluationConfig
 from rocket_core.engines import ExportKind
-from rocket_core.errors import EmptyCalibrationError, InvalidConfigError
+from rocket_core.errors import EmptyCalibrationError
 from rocket_core.evaluation import (
     EvaluationText,
     Measurement,
     ModelFolder,
     Task,
+    check_package,
     compare_models,
     load_tasks,
+    open_gguf,
     open_model,
     read_text,
 )
@@ -29,21 +30,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.work_folder import EvaluationRecord, WorkFolder
 from rocket_core.report.quality import EvaluationReport
-from rocket_core.report.run_commands import GGUF_NAME
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Package:
-    """What `transformers` needs to read an export, and the extra of this distribution that has it."""
-
-    module: str
-    extra: str
-
-
-_PACKAGES: Mapping[ExportKind, _Package] = {
-    "compressed-tensors": _Package(module="compressed_tensors", extra="vllm"),
-    "gguf": _Package(module="gguf", extra="gguf"),
-}
 # Seed for the choice of documents of a dataset that is not used for calibration.
 _SEED = 0
 
@@ -86,12 +73,7 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
     # Factored folders cannot be loaded without it.
     import rocket_core.hf  # noqa: F401
 
-    engine, package = run.config.reader, _PACKAGES.get(_evaluated(run.config))
-    if package is not None and find_spec(package.module) is None:
-        raise InvalidConfigError(
-            f"evaluating what {engine.title} reads needs {package.module}: pip install "
-            f"'rocket-compress[{package.extra}]', or leave evaluate out"
-        )
+    check_package(_evaluated(run.config))
     dense = open_model(run.source.folder)
     try:
         text = read_text(
@@ -129,7 +111,7 @@ def evaluate_export(
     kind = _evaluated(run.config)
     compared = compare_models(
         plan.dense,
-        replace(plan.dense, path=folders[kind], gguf_file=GGUF_NAME) if kind == "gguf" else open_model(folders[kind]),
+        open_gguf(folders[kind], plan.dense) if kind == "gguf" else open_model(folders[kind]),
         Measurement(text=plan.text, tasks=plan.tasks, task_items=plan.settings.task_items, device=run.device),
         scratch=work.new_scratch(),
         on_step=lambda share, _what: monitor.step(share),

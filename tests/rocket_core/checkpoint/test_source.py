@@ -51,6 +51,13 @@ def test_a_folder_has_no_revision(tmp_path):
         find_model(str(tmp_path), "main")
 
 
+def test_a_file_is_not_taken_for_a_repository(tmp_path):
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(ModelNotFoundError, match=r"model\.gguf is a file; name the folder that it is in"):
+        find_model(str(file))
+
+
 def test_a_repository_is_pinned_and_only_safe_files_are_fetched(hub, cached, tmp_path):
     hub.repositories["org/name"] |= {
         "pytorch_model.bin": b"a pickle",
