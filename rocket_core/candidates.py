@@ -32,7 +32,7 @@ class Candidate(FrozenModel):
     dictionary: str | None = None
     """the layer whose dictionary this one uses, itself if it owns a shared one; None if not shared."""
     bits: CodeBits | None = None
-    """bits of a code; None unless quantized, as for the two fields below."""
+    """bits of a code; None unless quantized, or low-rank with factors of codes, as for the two fields below."""
     group_size: Annotated[int, Field(ge=1)] | None = None
     """inputs that share a scale."""
     scale_bits: ScaleBits | None = None
@@ -58,7 +58,7 @@ class Candidate(FrozenModel):
 
     @property
     def code_format(self) -> CodeFormat:
-        """The format of a quantized layer."""
+        """The format of codes."""
         assert self.bits is not None
         assert self.group_size is not None
         assert self.scale_bits is not None

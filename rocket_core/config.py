@@ -229,7 +229,8 @@ class MethodOptions(FrozenModel):
     code_bits: _CodeBits | None = None
     """bits of a code in quantized layers: 2, 3, 4, 5, 6 or 8, or a list of them. The methods `rtn` and `gptq` take one;
     null (default) is 4. With `rocket` it is what the knapsack may choose from where the budget counts bytes; null
-    (default) is all, and if given no layer is entropy coded. A shorter list costs less time to profile.
+    (default) is all, and if given no layer is entropy coded or has factors of codes. A shorter list costs less time to
+    profile.
     """
     group_size: _GroupSizes | None = None
     """inputs of an output that share a scale in quantized layers: 8, 16, 32, 64, 128, or 0 for all of an output, or a
@@ -254,12 +255,12 @@ class MethodOptions(FrozenModel):
     the compressible layers as stored, masks included). Costs nothing.
     """
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = KINDS
-    """ways to store a layer that the knapsack may choose from, in addition to leaving it dense: `low_rank`, `factored`
-    (dictionary and sparse coefficients), `shared` (one dictionary for all layers that read the same input; not with the
-    objective `weight`), `sparse` (the weight with many entries zero), `quantized` (integer codes of 2 to 8 bits with
-    scales) and `entropy_coded` (integer codes in as many bits as their distribution needs), both only where the target
-    counts bytes. All by default. Each is profiled: `sparse` and `quantized` cost about as much as calibration, the
-    others less.
+    """ways to store a layer that the knapsack may choose from, in addition to leaving it dense: `low_rank` (two
+    factors; with `quantized` also as integer codes of 3 bits), `factored` (dictionary and sparse coefficients),
+    `shared` (one dictionary for all layers that read the same input; not with the objective `weight`), `sparse` (the
+    weight with many entries zero), `quantized` (integer codes of 2 to 8 bits with scales) and `entropy_coded` (integer
+    codes in as many bits as their distribution needs), both only where the target counts bytes. All by default. Each is
+    profiled: `sparse` and `quantized` cost about as much as calibration, the others less.
     """
     storage: Storage = "file"
     """what is to be small where the target counts bytes: the `file` (default), for which layers may be entropy coded,
@@ -497,6 +498,11 @@ class CompressionConfig(MethodOptions):
         return self.storage == "file" and "entropy_coded" in self.kinds and not self._limits_codes
 
     @property
+    def codes_factors(self) -> bool:
+        """Whether the factors of low-rank layers may be codes, if the budget counts bytes."""
+        return {"low_rank", "quantized"}.issubset(self.kinds) and not self._limits_codes
+
+    @property
     def code_choices(self) -> CodeChoices:
         """The formats that quantized candidates may have."""
         readable = self.reader.codes
@@ -505,6 +511,7 @@ class CompressionConfig(MethodOptions):
             bits=self.code_bits or readable.bits,
             group_sizes=readable.group_sizes if self.group_size is None else self.group_size,
             alone={"quantized", "entropy_coded"}.issuperset(self.kinds),
+            smaller=self.entropy_codes or self.codes_factors,
         )
 
     @property

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, assert_never
 
 from rocket_core import budget
-from rocket_core.code_format import ANY_CODES, CodeChoices, fewest_bytes
+from rocket_core.code_format import ANY_CODES, CodeChoices, fewest_bytes, fewest_coded_bytes
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS, CompressionConfig
 from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import ModelShape, describe_model, item_bytes
@@ -194,8 +194,11 @@ class _Sizes:
             return _Size(dense=parameters, smallest=smallest, certain=certain, parameters=parameters)
         fewest_codes = fewest_bytes(d_in, d_out, self.codes)
         codes = dense if fewest_codes is None else min(dense, fewest_codes)
-        # Masks are not counted, so that only codes are certain.
+        # Masks are not counted, and what entropy coding saves is not known, so that only
+        # codes are certain.
         fewest = codes if self.codes.alone else min(codes, smallest * self.itemsize)
+        if self.codes.smaller:
+            fewest = min(fewest, fewest_coded_bytes(d_in, d_out))
         return _Size(dense=dense, smallest=fewest, certain=codes, parameters=parameters)
 
     def either_way(self, shape: Shape, count: int) -> _Size:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.candidates import Candidate
-from rocket_core.code_format import coded_format, fewest_bytes
+from rocket_core.code_format import coded_format, fewest_coded_bytes
 from rocket_core.layers.code_stream import coded_bytes
 from rocket_core.linalg.entropy_rounding import (
     LARGEST_CODE,
@@ -33,8 +33,8 @@ from rocket_core.methods.sampled_outputs import SampledOutputs, output_importanc
 _MOST_BITS = 6.5
 # Steps of candidates per octave; each octave is about a bit per weight.
 _PER_OCTAVE = 2
-# Steps that are tried at once: about those from 6.5 bits to 2.
-_TOGETHER = 11
+# Steps that are tried at once: about those from 6.5 bits to the fewest.
+_TOGETHER = 14
 # Bytes that a layer may leave of a candidate's, as a part of them.
 _SLACK = 0.002
 _SWEEPS = 2
@@ -46,7 +46,7 @@ _ENTROPY_TRIES = 4
 
 
 def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
-    """Return candidates at steps of half an octave, by falling bytes, down to the bytes of the smallest format.
+    """Return candidates at steps of half an octave, by falling bytes, down to `fewest_coded_bytes`.
 
     Errors are those of one pass over a sample of the outputs.
 
@@ -56,8 +56,7 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
     """
     d_in, d_out = problem.shape
     steps = relative_steps(sample.gram, sample.importance)
-    fewest, scale_bytes = fewest_bytes(d_in, d_out), coded_format(d_in).scale_bytes(d_in, d_out)
-    assert fewest is not None, "formats that need not be aligned suit every layer"
+    fewest, scale_bytes = fewest_coded_bytes(d_in, d_out), coded_format(d_in).scale_bytes(d_in, d_out)
     candidates: list[Candidate] = []
     first = math.ceil(_PER_OCTAVE * _octaves_for(sample.weight / steps, _MOST_BITS))
     for step in itertools.count(first, _TOGETHER):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.code_format import formats_beside_coded
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS
-from rocket_core.methods import blocks, dictionary, entropy_coded, quantized, sparse
+from rocket_core.methods import blocks, dictionary, entropy_coded, quantized, rounded_factors, sparse
 from rocket_core.methods.base import Method
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs
@@ -53,9 +53,10 @@ class Rocket(Method):
         coded = entropy_coded.profile(problem, sample) if config.entropy_codes else []
         if "quantized" not in config.kinds:
             return coded
+        factors = rounded_factors.profile(problem, sample.gram) if config.codes_factors else []
         if coded:
-            return quantized.profile(problem, sample, formats_beside_coded(*problem.shape)) + coded
-        return quantized.profile_choices(problem, sample, config.code_choices)
+            return factors + quantized.profile(problem, sample, formats_beside_coded(*problem.shape)) + coded
+        return factors + quantized.profile_choices(problem, sample, config.code_choices)
 
     def share(
         self, problem: LayerProblem, dictionary_owner: str, per_layer_candidates: Sequence[Sequence[Candidate]] = ()
@@ -97,6 +98,8 @@ class Rocket(Method):
         if candidate.kind == "sparse":
             return sparse.compress(problem, candidate.nnz)
         assert candidate.rank is not None
+        if candidate.bits is not None:
+            return rounded_factors.compress(problem, candidate.rank, candidate.code_format)
         return dictionary.compress(problem, dictionary.settings_of(self.config), candidate.rank, candidate.nnz)
 
     def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> CompressedLayer:

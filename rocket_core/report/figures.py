@@ -327,7 +327,7 @@ def _split(name: str) -> tuple[str, str, str]:
 
 
 def _format_text(stored: LayerReport | Candidate) -> str | None:
-    """Return the format of codes; None unless quantized."""
+    """Return the format of codes; None if they are entropy coded, or the layer has none."""
     if stored.block_type is not None or stored.bits is None:
         return stored.block_type
     return f"{stored.bits} bits, groups of {stored.group_size}"

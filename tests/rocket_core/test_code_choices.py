@@ -1,6 +1,7 @@
 """Formats that a request allows quantized layers to have."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.shared.requests import JobRequest
 from rocket_core.code_format import ANY_CODES, CODE_BITS, CodeChoices, fewest_bytes, formats_for
-from rocket_core.config import compression_config
+from rocket_core.config import KINDS, compression_config
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from rocket_core.inspection.feasibility import check_any_selection, reach_of_layers
 from rocket_core.inspection.safetensors_headers import WeightSummary
@@ -62,7 +63,28 @@ def test_entropy_coding_has_no_bits_to_choose():
         limited = compression_config(**BYTES, **limit)
         assert not limited.entropy_codes
         assert limited.quantizes
-    assert compression_config(**BYTES).code_choices == ANY_CODES
+    for kinds, storage, smaller in (
+        (KINDS, "file", True),
+        (KINDS, "memory", True),
+        (("quantized", "entropy_coded"), "file", True),
+        (("quantized", "entropy_coded"), "memory", False),
+        (("low_rank", "sparse"), "memory", False),
+    ):
+        choices = compression_config(**BYTES, kinds=kinds, storage=storage).code_choices
+        assert replace(choices, alone=False) == replace(ANY_CODES, smaller=smaller)
+
+
+def test_some_layers_may_take_less_than_in_any_format():
+    fixed, coded = (
+        reach_of_layers([(1024, 1024)], itemsize=2, other_bytes=0, quantizes=True, codes=CodeChoices(smaller=smaller))
+        for smaller in (False, True)
+    )
+    # How far a layer can be compressed is not known before.
+    assert coded.certain == fixed.certain
+    assert coded.check(ByBits(bits=1.5)) > 0
+    for reach, bits in ((fixed, 1.5), (coded, 0.9)):
+        with pytest.raises(InfeasibleBudgetError, match=r"about 2\.02 are the fewest"):
+            reach.check(ByBits(bits=bits))
 
 
 def test_bits_out_of_reach_of_the_codes_are_refused():

@@ -16,7 +16,7 @@ from rocket_core.exports import compressed_tensors
 from rocket_core.exports.gguf_file import ALIGNMENT
 from rocket_core.exports.gguf_model import GgufPlan
 from rocket_core.gguf_types import BlockType
-from rocket_core.layers import FACTOR_NAMES, mask_shape
+from rocket_core.layers import CODED_FACTOR_NAMES, FACTOR_NAMES, mask_shape
 from rocket_core.layers.code_tensors import code_shapes
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.export import gguf_storage, plan_untouched
@@ -41,7 +41,9 @@ def bytes_beside(run: Run, layers: Collection[str]) -> int:
     compressible = {f"{run.disk_name(name)}.weight" for name in layers}
     tensors: list[tuple[str, tuple[int, ...]]] = []
     # No part has more dimensions, or is longer, than the weight's own shape. Codes have fewer parts.
-    parts = compressed_tensors.PARTS if _is_packed(run) else FACTOR_NAMES
+    # Factors of codes have no mask, so that four of the five names do.
+    factors = CODED_FACTOR_NAMES[1:] if run.config.codes_factors else FACTOR_NAMES
+    parts = compressed_tensors.PARTS if _is_packed(run) else factors
     others = run.config.reader.layer_bytes * len(layers)
     for key, entry in run.checkpoint.entries.items():
         if key in compressible:
@@ -149,6 +151,12 @@ def _tensors(run: Run, layer: LayerProfile, candidate: Candidate) -> dict[str, t
         coded = coded_format(layer.d_in)
         scale_bytes = coded.scale_bytes(layer.d_in, layer.d_out)
         shapes = code_shapes((layer.d_in, layer.d_out), coded, candidate.stored_bytes - scale_bytes)
+        return {part: (torch.uint8, shape) for part, shape in shapes.items()}
+    if candidate.bits is not None:
+        assert candidate.rank is not None
+        values = code_shapes((candidate.rank * layer.d_out, 1), candidate.code_format)
+        atoms = code_shapes((candidate.rank, layer.d_in), candidate.code_format)
+        shapes = values | {part.replace("weight", "weight_u"): shape for part, shape in atoms.items()}
         return {part: (torch.uint8, shape) for part, shape in shapes.items()}
     assert candidate.nnz is not None
     rows = layer.d_in if candidate.rank is None else candidate.rank

@@ -36,7 +36,7 @@ from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerOutcome
 from rocket_core.system.process_memory import return_freed_memory
 
-# Kinds that are computed from the Gram matrix of the input; the others from the eigenbasis.
+# Kinds that are computed from the Gram matrix of the input alone; the others from the eigenbasis.
 _NEED_GRAM = CODE_KINDS | {"sparse"}
 
 
@@ -207,10 +207,15 @@ def _outcome(stored: CompressedWeight, tensors: dict[str, Tensor], error: float)
 
 
 def _has_statistics(run: Run, work: WorkFolder, unit: CompressionUnit) -> bool:
-    only_gram = unit.candidates[0].kind in _NEED_GRAM
-    if (only_gram or run.config.rounds_values) and not work.has_gram(unit.input_group):
+    if _reads_gram(run, unit) and not work.has_gram(unit.input_group):
         return False
-    return only_gram or work.has_basis(_basis_name(unit))
+    return unit.candidates[0].kind in _NEED_GRAM or work.has_basis(_basis_name(unit))
+
+
+def _reads_gram(run: Run, unit: CompressionUnit) -> bool:
+    """Return whether a unit is computed from the Gram matrix of its input, perhaps next to the eigenbasis."""
+    candidate = unit.candidates[0]
+    return candidate.kind in _NEED_GRAM or candidate.bits is not None or run.config.rounds_values
 
 
 def _basis_name(unit: CompressionUnit) -> str:
@@ -222,8 +227,7 @@ def _problem(run: Run, work: WorkFolder, unit: CompressionUnit, statistics: dict
     if sums is None:
         profile = work.profile(unit.names[0])
         assert profile is not None
-        needs_gram = unit.candidates[0].kind in _NEED_GRAM or run.config.rounds_values
-        gram = work.gram(unit.input_group) if needs_gram else None
+        gram = work.gram(unit.input_group) if _reads_gram(run, unit) else None
         gram = None if gram is None else gram.to(run.device)
         energy = torch.empty(0) if gram is None else gram.diagonal()
         sums = GramStatistics(tokens=profile.tokens, gram=gram, output_gram=None, input_energy=energy)

@@ -1,0 +1,93 @@
+"""Low-rank candidates whose factors are integer codes."""
+
+import bisect
+
+from rocket_core import budget
+from rocket_core.candidates import Candidate
+from rocket_core.code_format import FACTOR_CODES, CodeFormat, fewest_coded_bytes
+from rocket_core.layers import LayerFactors
+from rocket_core.linalg.factor_rounding import RoundedFactors, round_factors
+from rocket_core.linalg.rounding import RoundingGram
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
+from rocket_core.methods.sampled_outputs import output_importance
+
+# Bits per weight of the candidates. With more, codes of the weight itself have less error.
+_BITS_PER_WEIGHT = (1.0, 1.25, 1.5, 1.75, 2.0, 2.3, 2.6, 3.0)
+# Squared errors are raised by this, so that one table serves all kinds of codes: compression lowers those of few atoms
+# by an eighth, of codes of the weight by a third (tiny-llama). Without it the knapsack takes too many such layers.
+ALLOWANCE = 1.25
+
+
+def profile(problem: LayerProblem, gram: RoundingGram) -> list[Candidate]:
+    """Return the candidate of the largest rank within each of some numbers of bits per weight, by falling bytes.
+
+    Errors are those of GPTQ alone, as for other codes, with an allowance for what compression gains less.
+
+    Args:
+        problem: the layer.
+        gram: its Gram matrix, prepared for rounding.
+    """
+    d_in, d_out = problem.shape
+    sizes = [FACTOR_CODES.low_rank_bytes(d_in, d_out, rank) for rank in range(1, min(d_in, d_out) + 1)]
+    ranks = {bisect.bisect_right(sizes, budget.bits_budget(d_in * d_out, bits)) for bits in _BITS_PER_WEIGHT}
+    least = fewest_coded_bytes(d_in, d_out)
+    return [
+        _candidate(problem, rank, _rounded(problem, gram, rank, FACTOR_CODES, improved=False))
+        for rank in sorted(ranks, reverse=True)
+        if rank >= 1 and sizes[rank - 1] >= least
+    ]
+
+
+def compress(problem: LayerProblem, rank: int, code_format: CodeFormat) -> CompressedLayer:
+    """Factorize and round the weight.
+
+    Args:
+        problem: the layer.
+        rank: number of atoms.
+        code_format: how to store both factors.
+    """
+    rounded = _rounded(problem, RoundingGram.of(problem.gram()), rank, code_format, improved=True)
+    removed = problem.weight.to(problem.precision) - rounded.weight(problem.precision)
+    factors = LayerFactors(
+        dictionary=rounded.dictionary.weight(problem.precision),
+        coefficients=rounded.coefficients.weight(problem.precision),
+        value_codes=(rounded.coefficients.stored(),),
+        dictionary_codes=rounded.dictionary.stored(),
+    )
+    return CompressedLayer(factors=factors, errors=output_errors(problem.gram(), removed) * output_importance(problem))
+
+
+def _rounded(
+    problem: LayerProblem, gram: RoundingGram, rank: int, code_format: CodeFormat, *, improved: bool
+) -> RoundedFactors:
+    rows = problem.eigenbasis().directions[:, :rank].mT
+    return round_factors(
+        problem.weight.to(problem.precision),
+        gram,
+        output_importance(problem),
+        problem.unscaled(rows).to(problem.precision),
+        code_format,
+        improved=improved,
+    )
+
+
+def _candidate(problem: LayerProblem, rank: int, rounded: RoundedFactors) -> Candidate:
+    d_in, d_out = problem.shape
+    importance, weight = output_importance(problem), problem.weight.to(problem.precision)
+    removed = weight - rounded.weight(problem.precision)
+    error = ALLOWANCE * float((output_errors(problem.gram(), removed) * importance).sum())
+    energy = float(problem.eigenbasis().singular_values.double().square().sum())
+    distance, length = (float((part.double().square().sum(dim=0) * importance).sum()) for part in (removed, weight))
+    return Candidate(
+        kind="low_rank",
+        rank=rank,
+        nnz=rank * d_out,
+        bits=FACTOR_CODES.bits,
+        group_size=FACTOR_CODES.group_size,
+        scale_bits=FACTOR_CODES.scale_bits,
+        kept_parameters=budget.kept_parameters(d_in, rank, rank * d_out),
+        stored_bytes=FACTOR_CODES.low_rank_bytes(d_in, d_out, rank),
+        reconstruction_error=(error / energy) ** 0.5 if energy > 0 else 0.0,
+        weight_error=(distance / length) ** 0.5 if length > 0 else 0.0,
+        loss=problem.predicted_loss_increase(error),
+    )
