@@ -168,6 +168,14 @@ ValueBits = Annotated[
         show_default="16",
     ),
 ]
+CalibrateAllExperts = Annotated[
+    bool | None,
+    typer.Option(
+        "--calibrate-all-experts",
+        help="Calibrate every expert of a mixture on all tokens, instead of those that its router sends to it.",
+        show_default=False,
+    ),
+]
 Budget = Annotated[
     config.BudgetUnit | None,
     typer.Option(metavar="UNIT", help="Unit of the ratio: parameters or bytes.", show_default="parameters"),

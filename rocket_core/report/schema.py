@@ -149,6 +149,10 @@ class LayerReport(FrozenModel):
     """first layer that reads the same input."""
     dictionary: str | None = None
     """the layer that stores the dictionary, if the dictionary is shared; None otherwise."""
+    routed_tokens: int | None = None
+    """calibration tokens that a router sent to this expert of a mixture; with 0 of them, it was compressed for what an
+    average token of its block looks like. None for other layers.
+    """
 
 
 class ExportReport(FrozenModel):
@@ -237,6 +241,15 @@ class CompressionReport(FrozenModel):
     """layers that were left alone, with the reason."""
     evaluation: EvaluationReport | None = None
     """quality before and after; None if none was requested, and in reports from before this field existed."""
+
+    @property
+    def experts(self) -> dict[str, int]:
+        """Calibration tokens that were routed to each expert of a mixture, by the name of its module."""
+        return {
+            layer.name.rpartition(".")[0]: layer.routed_tokens
+            for layer in self.layers
+            if layer.routed_tokens is not None
+        }
 
     @property
     def seconds(self) -> float:
@@ -343,4 +356,5 @@ def layer_report(
         frontier=frontier,
         input_group=profile.input_group,
         dictionary=candidate.dictionary,
+        routed_tokens=profile.routed_tokens,
     )

@@ -43,7 +43,7 @@ def bytes_beside(run: Run, layers: Collection[str]) -> int:
     # No part has more dimensions, or is longer, than the weight's own shape. Codes have fewer parts.
     parts = compressed_tensors.PARTS if _is_packed(run) else FACTOR_NAMES
     others = run.config.reader.layer_bytes * len(layers)
-    for key, entry in run.checkpoint.entries.items():
+    for key, entry in run.artifact_entries(layers).items():
         if key in compressible:
             tensors += ((key.removesuffix("weight") + part, entry.shape) for part in parts)
         else:
@@ -71,7 +71,7 @@ def artifact_bytes(run: Run, selected: Iterable[tuple[LayerProfile, Candidate]])
         }
         return _gguf_bytes(run, run.gguf, types)
     plans: list[TensorPlan] = []
-    for key, entry in run.checkpoint.entries.items():
+    for key, entry in run.artifact_entries(layer.name for layer, _ in stored.values()).items():
         chosen = stored.get(key)
         plans += [plan_untouched(run, entry)] if chosen is None else _parts(run, key, *chosen)
     return checkpoint_bytes(plans, run.config.max_shard_bytes)
