@@ -144,7 +144,9 @@ class LayerReport(FrozenModel):
     achieved_error: float | None = None
     """as `reconstruction_error`, for the stored layer; see `LayerOutcome`. 0 if dense."""
     frontier: tuple[FrontierPoint, ...] = ()
-    """the candidates that the knapsack chose from, by falling cost; see `FrontierPoint`."""
+    """the candidates that the knapsack chose from, by falling cost; see `FrontierPoint`. Left out where there are more
+    than 2,000 layers, as they would take most of the report.
+    """
     input_group: str
     """first layer that reads the same input."""
     dictionary: str | None = None

@@ -165,3 +165,27 @@ def test_only_one_block_is_in_memory(family, mixture, settings):
     assert held == [name for name, _ in model.named_parameters() if name.startswith("model.layers.1.")]
     run.loader.unload(model.get_submodule("model.layers.1"))
     assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_all_tokens_reach_all_experts_if_asked_to(tmp_path, mixture, settings):
+    tokens, routed = {}, {}
+    for everywhere in (False, True):
+        found = []
+        config = settings(preset="fast", export=("factored",), calibrate_all_experts=everywhere)
+        folder = tmp_path / str(everywhere)
+        report = compress(
+            str(mixture("mixtral")),
+            folder,
+            config,
+            on_profile=lambda _position, profile: found.append(profile),  # noqa: B023
+        )
+        of_experts = [profile for profile in found if ".experts." in profile.name]
+        tokens[everywhere] = {profile.tokens for profile in of_experts}
+        routed[everywhere] = [profile.routed_tokens for profile in of_experts]
+        modules = {profile.name.rpartition(".")[0] for profile in of_experts}
+        assert report.experts.keys() == (set() if everywhere else modules)
+    total = report.calibration.tokens
+    assert tokens[True] == {total}
+    assert set(routed[True]) == {None}
+    # Each token goes to two experts, which have three layers each.
+    assert sum(routed[False]) == 2 * total * 3 * 2
