@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Where tensors have shapes, which mypy cannot check. Checking every call of `rocket_core` would take three times as long.
-SHAPED := rocket_core.allocation,rocket_core.calibration,rocket_core.evaluation,rocket_core.layers
-SHAPED := $(SHAPED),rocket_core.linalg,rocket_core.methods,rocket_core.models
+SHAPED := rocket_core.allocation,rocket_core.calibration,rocket_core.evaluation,rocket_core.experts
+SHAPED := $(SHAPED),rocket_core.layers,rocket_core.linalg,rocket_core.methods,rocket_core.models
 # Otherwise every process that a test starts would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder \

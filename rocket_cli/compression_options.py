@@ -28,6 +28,7 @@ class CompressionOptions:
     code_bits: options.CodeBits = None
     group_size: options.GroupSize = None
     value_bits: options.ValueBits = None
+    calibrate_all_experts: options.CalibrateAllExperts = None
     objective: options.Objective = None
     budget: options.Budget = None
     storage: options.Storage = None
@@ -85,6 +86,7 @@ class CompressionOptions:
                 "code_bits": self.code_bits,
                 "group_size": self.group_size,
                 "value_bits": self.value_bits,
+                "calibrate_all_experts": self.calibrate_all_experts,
                 "objective": self.objective,
                 "budget": self.budget,
                 "include": self._include(),

@@ -197,6 +197,14 @@ ValueBits = Annotated[
         rich_help_panel=_METHOD,
     ),
 ]
+CalibrateAllExperts = Annotated[
+    bool | None,
+    typer.Option(
+        "--calibrate-all-experts",
+        help="Calibrate every expert of a mixture on all tokens, instead of those that its router sends to it.",
+        show_default=False,
+    ),
+]
 Budget = Annotated[
     config.BudgetUnit | None,
     typer.Option(

@@ -60,6 +60,13 @@ def print_report(
         console.print(f"All layer names begin with {prefix}", style="dim")
     for reason, count in Counter(report.skipped.values()).items():
         console.print(f"Not compressed: {count} {_plural('layer', count)} ({reason})", style="dim")
+    unseen = [name for name, tokens in report.experts.items() if tokens == 0]
+    if unseen:
+        console.print(
+            f"No calibration token was routed to {len(unseen)} of {len(report.experts)} experts, first {unseen[0]}; "
+            "they were compressed for an average token of their block. More --samples reach more experts.",
+            style="dim",
+        )
     console.print()
     for line in _totals(report):
         console.print(line)

@@ -110,6 +110,10 @@ class LayerProfile(FrozenModel):
     """name of the first layer that reads the same input; a layer that shares no input is its own group."""
     tokens: Annotated[int, Field(ge=1)]
     """number of calibration tokens in the Gram matrix."""
+    routed_tokens: _Count | None = None
+    """those that a router sent to this expert of a mixture, the others being an average of its block's; None for layers
+    that read all tokens.
+    """
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
     """the dense candidate first, then by kind and falling kept parameters."""
     shared: tuple[SharedCandidate, ...] = ()

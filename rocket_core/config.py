@@ -334,6 +334,11 @@ class MethodOptions(FrozenModel):
     """calibration windows on which sensitivities are measured, at least 1, default 32; the time of the backward pass is
     proportional to it.
     """
+    calibrate_all_experts: bool = False
+    """calibrate every expert of a mixture on all tokens, instead of those that the router sends to it with an average
+    of all others for what is missing; off by default. Costs as many times the experts' part of calibration as there are
+    experts for each that a token is sent to.
+    """
     cap_slack: Annotated[float, Field(ge=0)] = 0.01
     """relative slack on the smallest feasible error cap (objective `weight`), default 0.01. At the smallest cap itself
     almost every layer has one candidate left and the knapsack has nothing to choose. Costs nothing.

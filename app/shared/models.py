@@ -171,6 +171,7 @@ class LayerProfileRow(Base):
     d_out: Mapped[int]
     input_group: Mapped[str] = mapped_column(String(512))
     tokens: Mapped[int] = mapped_column(BigInteger)
+    routed_tokens: Mapped[int | None] = mapped_column(BigInteger)
     candidates: Mapped[list[dict[str, Any]]]
     shared: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")
     created_at: Mapped[datetime]

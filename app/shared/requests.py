@@ -270,7 +270,8 @@ class JobRequest(_Stored):
         newer["options"] = {
             name for name in ("code_bits", "group_size", "include") if getattr(self.options, name) is None
         }
-        for name, default in (("storage", "file"), ("engine", "rocket"), ("value_bits", 16)):
+        later = {"storage": "file", "engine": "rocket", "value_bits": 16, "calibrate_all_experts": False}
+        for name, default in later.items():
             if getattr(self.options, name) == default:
                 newer["options"].add(name)
         return hashlib.sha256(self.model_dump_json(exclude=newer).encode()).hexdigest()

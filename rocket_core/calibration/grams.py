@@ -103,7 +103,7 @@ def collect_statistics(
         dtype: dtype of the products, float32 or float64.
 
     Returns:
-        Statistics by layer name; members of a group share tensors.
+        Statistics by layer name; members of a group share tensors. A layer that no batch reached has none.
 
     Raises:
         NonFiniteCalibrationError: a layer's input or output has NaN or infinity; the message names layer and batch.
@@ -121,7 +121,8 @@ def collect_statistics(
     finally:
         for handle in handles:
             handle.remove()
-    return {name: collector.statistics(name, group) for group in groups for name in group.layers}
+    called = (group for group in groups if group.layers[0] in collector.sums)
+    return {name: collector.statistics(name, group) for group in called for name in group.layers}
 
 
 def sum_inputs(name: str, inputs: Iterable[Tensor], dtype: torch.dtype) -> GramStatistics:

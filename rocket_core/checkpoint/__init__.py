@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rocket_core.checkpoint.loader import WeightLoader
-    from rocket_core.checkpoint.reader import Checkpoint, TensorEntry, open_checkpoint
+    from rocket_core.checkpoint.reader import Checkpoint, PartEntry, TensorEntry, open_checkpoint
     from rocket_core.checkpoint.source import ModelSource, find_model
     from rocket_core.checkpoint.transfer import Transfer
     from rocket_core.checkpoint.writer import (
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "ModelSource",
+    "PartEntry",
     "TensorEntry",
     "TensorPlan",
     "Transfer",
@@ -42,7 +43,7 @@ __all__ = [
 
 _MODULES = {
     "loader": ("WeightLoader",),
-    "reader": ("Checkpoint", "TensorEntry", "open_checkpoint"),
+    "reader": ("Checkpoint", "PartEntry", "TensorEntry", "open_checkpoint"),
     "source": ("ModelSource", "find_model"),
     "transfer": ("Transfer",),
     "writer": (

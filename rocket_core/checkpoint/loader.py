@@ -8,6 +8,7 @@ import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from safetensors import safe_open
@@ -23,8 +24,9 @@ from transformers.core_model_loading import (
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
-from rocket_core.checkpoint.reader import Checkpoint
+from rocket_core.checkpoint.reader import Checkpoint, PartEntry, TensorEntry, split_experts
 from rocket_core.errors import CorruptCheckpointError
+from rocket_core.experts import fused_parameters, unfused_conversions
 
 _NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
 
@@ -45,7 +47,10 @@ class WeightLoader:
         self._model = model
         self._checkpoint = checkpoint
         self._device = device
+        fused = fused_parameters(model)
         mapping = get_model_conversion_mapping(model)
+        if fused:
+            mapping = unfused_conversions(mapping)
         self._mapping = [item for item in mapping if isinstance(item, WeightRenaming | WeightConverter)]
         renamings = [item for item in self._mapping if isinstance(item, WeightRenaming)]
         converters = [item for item in self._mapping if isinstance(item, WeightConverter)]
@@ -53,21 +58,31 @@ class WeightLoader:
         self._targets: dict[str, str] = {}
         self._disk_keys: dict[str, str] = {}
         self._tied: dict[str, str] = {}
+        self._parts: dict[str, dict[str, PartEntry]] = {}
+        known = skeleton | fused
         for key in checkpoint.entries:
-            target, converter = rename_source_key(key, renamings, converters, model.base_model_prefix, skeleton)
-            if target not in skeleton and key in skeleton:
+            target, converter = rename_source_key(key, renamings, converters, model.base_model_prefix, known)
+            if target not in known and key in known:
                 target, converter = key, None
+            if converter is None and target in fused:
+                self._check_shape(key, fused[target].shape)
+                self._parts[key] = split_experts(checkpoint.entries[key], fused[target])
+                continue
             self._targets[key] = target
             if converter is None and target in skeleton:
                 self._disk_keys[target] = key
+        self._part_of = {name: entry for parts in self._parts.values() for name, entry in parts.items()}
         self._adopt_tied_names(skeleton)
         for parameter, key in self._disk_keys.items():
-            expected, stored = tuple(skeleton[parameter].shape), checkpoint.entries[key].shape
-            if expected != stored:
-                raise CorruptCheckpointError(
-                    f"{checkpoint.folder}: {key} has shape {stored}, which does not fit the shapes that config.json "
-                    f"asks for: {expected}; restore the config.json that belongs to these weights"
-                )
+            self._check_shape(key, tuple(skeleton[parameter].shape))
+
+    def _check_shape(self, key: str, expected: tuple[int, ...]) -> None:
+        stored = self._checkpoint.entries[key].shape
+        if expected != stored:
+            raise CorruptCheckpointError(
+                f"{self._checkpoint.folder}: {key} has shape {stored}, which does not fit the shapes that config.json "
+                f"asks for: {expected}; restore the config.json that belongs to these weights"
+            )
 
     def _adopt_tied_names(self, skeleton: Mapping[str, object]) -> None:
         """Map tied parameters that the checkpoint holds under their other name."""
@@ -76,9 +91,17 @@ class WeightLoader:
                 if stored in self._disk_keys and alias not in self._disk_keys and alias in skeleton:
                     self._tied[alias] = self._disk_keys[stored]
 
-    def disk_key(self, parameter: str) -> str | None:
-        """Return the name of a parameter in the checkpoint; None if it is stored merged with others, or not at all."""
-        return self._disk_keys.get(parameter)
+    def entry(self, parameter: str) -> TensorEntry | None:
+        """Return the location of a parameter; None if it is stored merged with others, or not at all.
+
+        A parameter of an expert may be a part of a tensor of all experts; its key is then its name in the model.
+        """
+        key = self._disk_keys.get(parameter)
+        return self._part_of.get(parameter) if key is None else self._checkpoint.entries[key]
+
+    def parts(self, key: str) -> Mapping[str, PartEntry]:
+        """Return the tensors of single experts within a tensor of the checkpoint, by name; none for most tensors."""
+        return self._parts.get(key, {})
 
     def load(self, modules: Iterable[str]) -> None:
         """Load all parameters and persistent buffers of the given modules. None of them requires a gradient.
@@ -92,13 +115,14 @@ class WeightLoader:
         names = tuple(modules)
         keys = {key: key for key, target in self._targets.items() if _is_under(target, names)}
         keys |= {parameter: key for parameter, key in self._tied.items() if _is_under(parameter, names)}
+        parts = {name: _Whole(entry) for name, entry in self._part_of.items() if _is_under(name, names)}
         files = {key: self._checkpoint.entries[key].file for key in keys.values()}
         # Plain reads instead of a memory map: a mapped checkpoint would count towards this process's memory.
         handles = {file: safe_open(file, "pt", backend="pread") for file in sorted(set(files.values()))}
         with _quietly_in_one_thread():
             info, _ = convert_and_load_state_dict_in_model(
                 self._model,
-                {name: handles[files[key]].get_slice(key) for name, key in keys.items()},
+                {name: handles[files[key]].get_slice(key) for name, key in keys.items()} | parts,
                 LoadStateDictConfig(
                     device_map={"": self._device},
                     dtype=self._model.dtype,
@@ -125,6 +149,16 @@ class WeightLoader:
             for name, parameter in owner._parameters.items():
                 if parameter is not None:
                     owner._parameters[name] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A tensor that transformers reads as it reads those of safetensors: `tensor[...]`."""
+
+    entry: TensorEntry
+
+    def __getitem__(self, _index: object) -> torch.Tensor:
+        return self.entry.read()
 
 
 @contextmanager

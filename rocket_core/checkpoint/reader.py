@@ -1,13 +1,16 @@
 """Reading safetensors: the tensors that `rocket_core.inspection.safetensors_headers` finds in a folder, with torch."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError
+from rocket_core.experts import ExpertPart, FusedParameter
 from rocket_core.inspection import safetensors_headers
 from rocket_core.inspection.safetensors_headers import TensorHeader, WeightSummary
 
@@ -61,6 +64,54 @@ class TensorEntry(TensorHeader):
         if not data:
             return torch.empty(self.shape, dtype=DTYPES[self.dtype])
         return torch.frombuffer(data, dtype=DTYPES[self.dtype]).reshape(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartEntry(TensorEntry):
+    """A tensor of one expert within a stored tensor of all experts of a block; its bytes need not be adjacent.
+
+    Attributes:
+        expert: location of everything that the stored tensor holds of this expert.
+        part: the part of that.
+    """
+
+    expert: TensorEntry
+    part: ExpertPart
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.numbers * DTYPES[self.dtype].itemsize
+
+    @property
+    def numbers(self) -> int:
+        """Count of numbers in the tensor."""
+        return math.prod(self.shape)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the tensor's bytes, all at once."""
+        yield self.read().flatten().view(torch.uint8).numpy().tobytes()
+
+    def read(self) -> torch.Tensor:
+        """Return the tensor, on the CPU.
+
+        Raises:
+            CheckpointFormatError: the dtype is not one that plain torch arithmetic supports.
+        """
+        return self.part.within(self.expert.read()).contiguous()
+
+
+def split_experts(entry: TensorEntry, fused: FusedParameter) -> dict[str, PartEntry]:
+    """Return the tensors of single experts within a stored tensor of all experts of a block, by name."""
+    size = entry.nbytes // entry.shape[0]
+    meta = torch.empty(entry.shape, device="meta")
+    found: dict[str, PartEntry] = {}
+    for name, part in fused.parts.items():
+        start = entry.start + part.expert * size
+        where: dict[str, Any] = {"dtype": entry.dtype, "start": start, "stop": start + size, "file": entry.file}
+        expert = TensorEntry(key=name, shape=entry.shape[1:], **where)
+        found[name] = PartEntry(key=name, shape=tuple(part.of(meta).shape), expert=expert, part=part, **where)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

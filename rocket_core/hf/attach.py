@@ -7,6 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rocket_core.errors import AlreadyQuantizedError, InvalidConfigError
+from rocket_core.experts import find_fused, is_expert_name, unfuse
 from rocket_core.hf.names import disk_names, find_stock
 from rocket_core.hf.quantizer import RocketConfig, RocketHfQuantizer
 from rocket_core.hf.replacement import (
@@ -35,6 +36,9 @@ from rocket_core.linalg.integer_codes import RoundedWeight
 def attach_factors(model: PreTrainedModel, factors: Mapping[str, StoredWeight]) -> PreTrainedModel:
     """Replace layers with their factors or codes, in place, so that `save_pretrained` writes an artifact.
 
+    Matrices of experts are named as if each expert had its own module, `model.layers.0.mlp.experts.3.gate_proj`; the
+    model's experts are then replaced by such modules first.
+
     Embeddings can be replaced with codes; heads that are tied to them then multiply with these.
 
     Args:
@@ -54,6 +58,8 @@ def attach_factors(model: PreTrainedModel, factors: Mapping[str, StoredWeight]) 
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is not None and not isinstance(quantizer, RocketHfQuantizer):
         raise AlreadyQuantizedError(f"{type(model).__name__} is quantized already; load its plain weights")
+    if any(is_expert_name(name, find_fused(model)) for name in factors):
+        unfuse(model)
     disk_names(model, factors)
     for name, layer in _make_layers(model, factors).items():
         install_layer(model, name, layer)

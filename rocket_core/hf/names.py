@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core.errors import CheckpointFormatError, UnsupportedArchitectureError
+from rocket_core.experts import find_fused, has_unfused, is_expert_name, unfused_conversions
 
 StockLayer: TypeAlias = nn.Linear | Conv1D | nn.Embedding
 """A layer that a stored one replaces."""
@@ -71,6 +72,21 @@ def with_and_without(prefix: str, *names: str) -> list[str]:
     return [*names, *bare, *(f"{prefix}.{name}" for name in bare)]
 
 
+def names_experts(model: PreTrainedModel, names: Iterable[str]) -> bool:
+    """Return whether some of the names of layers in the files are those of experts that the model has not unfused."""
+    modules = find_fused(model)
+    if not modules:
+        return False
+    conversions = unfused_conversions(_conversions(model, saving=False))
+    for name in names:
+        renamed = name
+        for conversion in conversions:
+            renamed, _ = conversion.rename_source_key(renamed)
+        if any(is_expert_name(one, modules) for one in with_and_without(model.base_model_prefix, name, renamed)):
+            return True
+    return False
+
+
 def find_stock(model: nn.Module, name: str) -> StockLayer | None:
     """Return the stock layer of that name, or None. Subclasses are excluded, as they may compute something else."""
     try:
@@ -98,7 +114,8 @@ def _conversions(model: PreTrainedModel, *, saving: bool) -> list[Any]:
     except ImportError:  # before version 5, modules have the names of the files
         return []
     if not saving:
-        return list(get_model_conversion_mapping(model))
+        found = list(get_model_conversion_mapping(model))
+        return unfused_conversions(found) if has_unfused(model) else found
     used = getattr(model, "_weight_conversions", None)  # those of `from_pretrained`
     if used is None:
         used = get_model_conversion_mapping(model, add_legacy=False)

@@ -20,7 +20,8 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError, RocketError
-from rocket_core.hf.names import find_modules, with_and_without
+from rocket_core.experts import fuse, has_unfused, unfuse, unfused_conversions
+from rocket_core.hf.names import find_modules, names_experts, with_and_without
 from rocket_core.hf.replacement import (
     StoredLayer,
     empty_layer,
@@ -120,6 +121,8 @@ class RocketHfQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         entries = self.quantization_config.layers
+        if names_experts(model, entries):
+            unfuse(model)
         modules = find_modules(model, entries)
         layers: dict[str, StoredLayer] = {}
         for name, (module_name, stock) in sorted(modules.items(), key=lambda item: entries[item[0]].is_follower):
@@ -136,6 +139,11 @@ class RocketHfQuantizer(HfQuantizer):
         self._bytes_on_cpu = on_cpu if prepares else self._bytes_elsewhere
         left_out = entries.keys() - layers.keys()
         _check_files(kwargs.get("checkpoint_files") or [], layers, model.base_model_prefix, left_out)
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: PreTrainedModel) -> list[Any]:
+        """Return the conversions from the names in the files to those of the model, whose experts may be unfused."""
+        found: list[Any] = super().update_weight_conversions(weight_conversions, model)  # type: ignore[no-untyped-call]
+        return unfused_conversions(found) if has_unfused(model) else found
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
         keep_packed = self.quantization_config.keep_packed
@@ -171,6 +179,8 @@ class RocketHfQuantizer(HfQuantizer):
     def dequantize(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
         """Replace stored layers with stock layers, in place, and remove the quantization configuration.
 
+        Experts are stored again as transformers stores them.
+
         Args:
             model: a compressed model, not offloaded.
             dtype: dtype to cast the whole model to; None keeps that of each layer.
@@ -181,6 +191,7 @@ class RocketHfQuantizer(HfQuantizer):
         if any(layer.offloaded for _, layer in stored_layers(model)):
             raise RocketError("a part of the model is offloaded; load it without offloading to dequantize it")
         restore_layers(model, dtype)
+        fuse(model)
         if dtype is not None:
             model.to(dtype=dtype)  # type: ignore[call-arg]  # transformers hides the signature
         self.remove_quantization_config(model)  # type: ignore[no-untyped-call]

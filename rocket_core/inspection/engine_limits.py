@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from rocket_core.config import CompressionConfig
 from rocket_core.engines import ROCKET
 from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
+from rocket_core.inspection.model_fields import find_number
 
 _SIXTEEN_BITS = 2
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def check_engine(settings: Mapping[str, object], itemsize: int, config: CompressionConfig, model: str) -> None:
@@ -19,7 +21,7 @@ def check_engine(settings: Mapping[str, object], itemsize: int, config: Compress
         model: name of the model in messages.
 
     Raises:
-        UnsupportedArchitectureError: the engine does not run models of this class.
+        UnsupportedArchitectureError: the engine does not run models of this class, or no mixtures that Rocket writes.
         InvalidConfigError: the engine does not run models in this dtype.
     """
     engine = config.reader
@@ -31,6 +33,12 @@ def check_engine(settings: Mapping[str, object], itemsize: int, config: Compress
         raise UnsupportedArchitectureError(
             f"{engine.title} can run models of the classes {', '.join(engine.classes)}, and {model} is a "
             f"{', '.join(classes)}; use the engine rocket"
+        )
+    experts = find_number(settings, _EXPERTS) or 1
+    if experts > 1:
+        raise UnsupportedArchitectureError(
+            f"{model} is a mixture of {experts} experts, which Rocket does not write for "
+            f"{engine.title}; use the engine rocket"
         )
     if engine.sixteen_bits and itemsize != _SIXTEEN_BITS:
         raise InvalidConfigError(

@@ -7,13 +7,13 @@ safetensors headers (`describe_model`). Both use this module, so that an estimat
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import assert_never
 
 from rocket_core import budget
 from rocket_core.budget import Shape
 from rocket_core.config import CompressionConfig, InputKind
 from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
+from rocket_core.inspection.expert_stacks import expert_layers
 from rocket_core.inspection.layer_names import family_of, is_costly, name_matcher, possible_names
 from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
 from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
@@ -220,7 +220,7 @@ def describe_model(
     """Return the sizes of a model according to config.json and the safetensors headers.
 
     The largest list of numbered blocks is used, in an encoder-decoder together with its counterpart. Every weight
-    matrix in it counts as a compressible layer, unless it belongs to one of the numbered experts of a mixture. The
+    matrix in it counts as a compressible layer, and so does every matrix of an expert in a tensor of all of them. The
     actual modules are known only once the model is built: routers, for instance, are counted here and left alone by a
     run.
 
@@ -253,14 +253,18 @@ def describe_model(
         if is_ignored(possible_names(config, name)):
             continue
         layers.setdefault(member, []).append((rows, columns) if turned else (columns, rows))
+    hidden_size = find_number(config, HIDDEN_SIZES)
+    for name, stack in weights.stacks:
+        for layer, shape in expert_layers(name, stack, hidden_size or 0) if _list_of(_block_of(name)) in lists else ():
+            if not is_ignored(possible_names(config, layer)):
+                layers.setdefault(_block_of(name), []).append(shape)
     if not layers:
         raise UnsupportedArchitectureError("no layer of the model is left to compress; ignore fewer of them")
     return ModelShape(
         layers=tuple(tuple(shapes) for shapes in layers.values()),
         block_parameters=tuple(count for block, count in weights.block_parameters.items() if _list_of(block) in lists),
         parameters=weights.parameters,
-        hidden_size=find_number(config, HIDDEN_SIZES)
-        or max(min(shape) for block in layers.values() for shape in block),
+        hidden_size=hidden_size or max(min(shape) for block in layers.values() for shape in block),
         itemsize=item_bytes(weights, dtype, "the model"),
         compute_itemsize=_COMPUTE_BYTES.get(dtype, _ITEM_BYTES[dtype]),
         stored_bytes=weights.stored_bytes,
@@ -342,9 +346,7 @@ def _block_of(name: str) -> str:
 
 
 def _is_no_layer(rest: str) -> bool:
-    parts = rest.split(".")
-    numbered = any(part.isdecimal() and "expert" in before for before, part in pairwise(parts))
-    return numbered or parts[-1] in _TABLES
+    return rest.rpartition(".")[2] in _TABLES
 
 
 def _list_of(block: str) -> str:

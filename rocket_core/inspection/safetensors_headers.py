@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rocket_core.errors import AlreadyQuantizedError, CheckpointFormatError, CorruptCheckpointError
+from rocket_core.inspection.expert_stacks import Stack, find_stacks, possible_shapes
 from rocket_core.inspection.strict_json import parse_object
 
 SINGLE_NAME = "model.safetensors"
@@ -89,8 +90,9 @@ class WeightSummary:
     Attributes:
         dtype_bytes: bytes of the tensors of two and more dimensions, by dtype.
         block_shapes: number of matrices inside numbered blocks, by shape as stored: includes every compressible layer,
-            and others.
+            and others, among them those that a tensor of all experts may consist of.
         matrices: names and shapes, as stored, of those in `block_shapes` whose name ends in `.weight`.
+        stacks: names and shapes of tensors inside numbered blocks that may hold a matrix of each expert.
         parameters: numbers in all floating-point tensors.
         stored_bytes: bytes of all tensors.
         block_parameters: numbers in the floating-point tensors of each numbered block, by its name.
@@ -102,6 +104,7 @@ class WeightSummary:
     dtype_bytes: Mapping[str, int]
     block_shapes: Mapping[tuple[int, int], int]
     matrices: tuple[tuple[str, tuple[int, int]], ...] = ()
+    stacks: tuple[tuple[str, Stack], ...] = ()
     parameters: int = 0
     stored_bytes: int = 0
     block_parameters: Mapping[str, int] = field(default_factory=dict)
@@ -116,6 +119,7 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
     shapes: Counter[tuple[int, int]] = Counter()
     blocks: Counter[str] = Counter()
     matrices: list[tuple[str, tuple[int, int]]] = []
+    stacks: list[tuple[str, Stack]] = []
     parameters = stored = tensors = largest_dimension = largest_tensor = 0
     for header in headers:
         tensors += 1
@@ -136,10 +140,14 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
             shapes[shape] += 1
             if header.key.endswith(_WEIGHT):
                 matrices.append((header.key.removesuffix(_WEIGHT), shape))
+        for name, stack in find_stacks(header.key.removesuffix(_WEIGHT), header.shape) if block else ():
+            stacks.append((name, stack))
+            shapes.update(dict.fromkeys(possible_shapes(stack), stack[0]))
     return WeightSummary(
         dtype_bytes=dtypes,
         block_shapes=shapes,
         matrices=tuple(matrices),
+        stacks=tuple(stacks),
         parameters=parameters,
         stored_bytes=stored,
         block_parameters=blocks,
@@ -159,33 +167,30 @@ def sum_summaries(parts: Iterable[WeightSummary], name: str = "the model") -> We
     Raises:
         CheckpointFormatError: all files together have more tensors than one file may have.
     """
+    summaries: list[WeightSummary] = []
     dtypes: Counter[str] = Counter()
     shapes: Counter[tuple[int, int]] = Counter()
     blocks: Counter[str] = Counter()
-    matrices: list[tuple[str, tuple[int, int]]] = []
-    parameters = stored = tensors = largest_dimension = largest_tensor = 0
+    tensors = 0
     for part in parts:
-        tensors += part.tensors
-        if tensors > MAX_TENSORS:
-            raise CheckpointFormatError(f"{name} has more than {MAX_TENSORS} tensors; merge some of them")
+        summaries.append(part)
         dtypes.update(part.dtype_bytes)
         shapes.update(part.block_shapes)
         blocks.update(part.block_parameters)
-        matrices += part.matrices
-        parameters += part.parameters
-        stored += part.stored_bytes
-        largest_dimension = max(largest_dimension, part.largest_dimension)
-        largest_tensor = max(largest_tensor, part.largest_tensor)
+        tensors += part.tensors
+        if tensors > MAX_TENSORS:
+            raise CheckpointFormatError(f"{name} has more than {MAX_TENSORS} tensors; merge some of them")
     return WeightSummary(
         dtype_bytes=dtypes,
         block_shapes=shapes,
-        matrices=tuple(matrices),
-        parameters=parameters,
-        stored_bytes=stored,
+        matrices=tuple(matrix for part in summaries for matrix in part.matrices),
+        stacks=tuple(stack for part in summaries for stack in part.stacks),
+        parameters=sum(part.parameters for part in summaries),
+        stored_bytes=sum(part.stored_bytes for part in summaries),
         block_parameters=blocks,
         tensors=tensors,
-        largest_dimension=largest_dimension,
-        largest_tensor=largest_tensor,
+        largest_dimension=max((part.largest_dimension for part in summaries), default=0),
+        largest_tensor=max((part.largest_tensor for part in summaries), default=0),
     )
 
 

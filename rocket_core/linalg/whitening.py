@@ -41,12 +41,15 @@ class GramStatistics:
         gram: G = XᵀX; None if the output's Gram matrix is smaller.
         output_gram: WᵀGW; None if G is given.
         input_energy: diagonal of G.
+        routed: for an expert of a mixture, the tokens that were routed to it, the others being an average of its
+            block's; None for other layers.
     """
 
     tokens: int
     gram: Float[Tensor, "d_in d_in"] | None
     output_gram: Float[Tensor, "d_out d_out"] | None
     input_energy: Float[Tensor, " d_in"]
+    routed: int | None = None
 
     def output_energies(self, weight: Float[Tensor, "d_in d_out"]) -> Float[Tensor, " d_out"]:
         """Return the diagonal of WᵀGW: the squared norm of each output over the calibration tokens.

@@ -2,7 +2,8 @@
 
 Everything is discovered; nothing is copied from modeling files. A layer is compressible if its type is exactly
 `nn.Linear` or `Conv1D`, it is inside a repeated block, is not tied, is not the head, and is later seen by a forward
-hook. A model has one list of blocks; an encoder-decoder has two. Token embedding and head are listed separately.
+hook. Experts of a mixture get their own linear layers first (`rocket_core.experts`). A model has one list of blocks; an
+encoder-decoder has two. Token embedding and head are listed separately.
 """
 
 import fnmatch
@@ -32,6 +33,7 @@ from rocket_core.errors import (
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
+from rocket_core.experts import unfuse
 from rocket_core.inspection import preconditions
 from rocket_core.inspection.footprint import positions
 from rocket_core.inspection.layer_names import advice_on_pattern, last_part
@@ -192,6 +194,7 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
         init_empty_weights(include_buffers=False),
     ):
         model = _build(config, dtype)
+        unfuse(model)
         _check_readable(model)
     model.eval()
     model.requires_grad_(requires_grad=False)

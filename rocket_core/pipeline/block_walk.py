@@ -1,15 +1,17 @@
 """Block-by-block walk through the dense model, with only one block's weights in memory."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rocket_core.calibration.expert_grams import ExpertInputs, find_experts
 from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups, sum_inputs
 from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.experts import visiting
 from rocket_core.inspection.footprint import TOKENS_PER_BATCH, TOKENS_PER_BATCH_ON_CPU
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.models.architecture import BlockList
@@ -64,18 +66,31 @@ class BlockWalk:
         with loaded_block(self._run, index) as block:
             modules = {name: block.get_submodule(name.removeprefix(prefix)) for name in layers}
             shapes = {name: self._run.architecture.shape(name) for name in layers}
-            groups = find_input_groups(modules, shapes, lambda: states.run(block, index, 0))
+            # An expert to which nothing is routed in this batch may get tokens in others.
+            with visiting(block, "each"):
+                groups = find_input_groups(modules, shapes, lambda: states.run(block, index, 0))
             if input_grams:
                 groups = tuple(InputGroup(layers=group.layers, from_output=False) for group in groups)
+            statistics = self._collect(block, index, modules, groups)
+        self._position = index + 1
+        return statistics, _group_names(groups)
+
+    def _collect(
+        self, block: nn.Module, index: int, modules: Mapping[str, nn.Module], groups: Sequence[InputGroup]
+    ) -> dict[str, GramStatistics]:
+        experts = find_experts(block, f"{self._run.architecture.block_name(index)}.")
+        batches = len(self._states.hidden)
+        inputs = ExpertInputs(experts=experts, batches=batches, dtype=self._run.precision)
+        everywhere = self._run.config.calibrate_all_experts
+        with visiting(block, "all" if everywhere else "routed"), inputs.watching():
             statistics = collect_statistics(
                 modules,
                 groups,
                 lambda batch: self._step(block, index, batch),
-                batches=len(states.hidden),
+                batches=batches,
                 dtype=self._run.precision,
             )
-        self._position = index + 1
-        return statistics, _group_names(groups)
+        return statistics if everywhere else inputs.shrunk(statistics, groups)
 
     def head_statistics(self, head: str) -> GramStatistics | None:
         """Collect the Gram matrix of the input of the output head; None if the model never calls it.

@@ -1,12 +1,13 @@
 """The context of a compression: its model, its configuration, and values derived from both."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from rocket_core.calibration.inputs import InputSource
-from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader
+from rocket_core.checkpoint import Checkpoint, ModelSource, PartEntry, TensorEntry, WeightLoader
 from rocket_core.config import CompressionConfig
 from rocket_core.exports.gguf_model import GgufPlan
 from rocket_core.methods import Method, method_for
@@ -70,11 +71,32 @@ class Run:
 
     def stored_bytes(self, layer: str) -> int:
         """Return the bytes of a layer's dense weight in the artifact: as stored, unless a dtype is configured."""
-        entry = self.checkpoint.entries[f"{self.disk_name(layer)}.weight"]
+        entry = self._entry(layer)
         return entry.nbytes if self.config.dtype == "auto" else math.prod(entry.shape) * self.dtype.itemsize
 
     def disk_name(self, layer: str) -> str:
-        """Return the name of a layer in the checkpoint files."""
-        key = self.loader.disk_key(f"{layer}.weight")
-        assert key is not None
-        return key.removesuffix(".weight")
+        """Return the name of a layer in the artifact's files: that in the checkpoint, where it has one."""
+        return self._entry(layer).key.removesuffix(".weight")
+
+    def artifact_entries(self, stored: Iterable[str]) -> Mapping[str, TensorEntry]:
+        """Return the tensors of the factored artifact by name, before layers are replaced by their stored forms.
+
+        These are the checkpoint's. If a stored layer is an expert within a tensor of all experts, all such tensors are
+        split, so that the artifact has one layout.
+
+        Args:
+            stored: layers that do not stay dense.
+        """
+        entries = self.checkpoint.entries
+        if not any(isinstance(self._entry(layer), PartEntry) for layer in stored):
+            return entries
+        split: dict[str, TensorEntry] = {}
+        for key, entry in entries.items():
+            parts: Mapping[str, TensorEntry] = self.loader.parts(key)
+            split |= parts or {key: entry}
+        return split
+
+    def _entry(self, layer: str) -> TensorEntry:
+        entry = self.loader.entry(f"{layer}.weight")
+        assert entry is not None, layer
+        return entry

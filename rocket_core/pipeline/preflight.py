@@ -1,7 +1,7 @@
 """Checks and preparations before long work starts."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,10 +13,12 @@ from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.config import HUB_DATASETS, CompressionConfig
 from rocket_core.errors import (
     CalibrationError,
+    InvalidConfigError,
     ModelNotFoundError,
     UnsupportedArchitectureError,
     WorkFolderError,
 )
+from rocket_core.experts import UnfusedExperts, is_expert_name, unknown_experts
 from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.engine_limits import check_engine
@@ -71,6 +73,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     companions(source.folder, source.name)
     check_settings(source.folder)
     layers, skipped, ignored_tables = _select(architecture, loader, config)
+    _check_sequential(architecture, layers, config, source.name)
     tables, other_tables = _select_tables(architecture, loader, config, ignored_tables)
     local_path_of(config.calibration.dataset)
     check_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
@@ -87,7 +90,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         sequence_length=length,
         positions=positions,
         layers=layers,
-        skipped=skipped | other_tables,
+        skipped=skipped | other_tables | _unknown_parameters(architecture),
         tables=tables,
         gguf=plan_gguf(named, source.folder) if "gguf" in config.export else None,
     )
@@ -199,7 +202,7 @@ def _select(
     ignored = {name: matched.pop(name) for name in names if name in matched}
     skipped = {name: f"ignored by {pattern!r}" for name, pattern in ignored.items()}
     for name in names:
-        if name not in skipped and loader.disk_key(f"{name}.weight") is None:
+        if name not in skipped and loader.entry(f"{name}.weight") is None:
             skipped[name] = "stored merged with other tensors in the checkpoint"
     layers = tuple(tuple(name for name in block if name not in skipped) for block in architecture.layers)
     if not any(layers):
@@ -210,6 +213,27 @@ def _select(
     return layers, skipped, matched
 
 
+def _unknown_parameters(architecture: Architecture) -> dict[str, str]:
+    """Return parameters that hold weights of several layers, such as experts, in a way that is not known."""
+    model, names = architecture.model, (architecture.block_name(index) for index in range(len(architecture.layers)))
+    found = {
+        f"{name}.{key}": shape for name in names for key, shape in unknown_experts(model.get_submodule(name)).items()
+    }
+    return {name: f"{shape[0]} matrices in one tensor, in a layout that is not known" for name, shape in found.items()}
+
+
+def _check_sequential(
+    architecture: Architecture, layers: Sequence[Sequence[str]], config: CompressionConfig, model: str
+) -> None:
+    modules = [name for name, part in architecture.model.named_modules() if isinstance(part, UnfusedExperts)]
+    if config.sequential and modules and any(is_expert_name(name, modules) for block in layers for name in block):
+        raise InvalidConfigError(
+            f"{model} is a mixture of experts, and sequential compression (preset best) does not know which tokens an "
+            "expert gets after earlier layers are compressed; take preset fast, set sequential to false, or ignore "
+            "'*.experts.*'"
+        )
+
+
 def _select_tables(
     architecture: Architecture, loader: WeightLoader, config: CompressionConfig, ignored: Mapping[str, str]
 ) -> tuple[tuple[TokenTable, ...], dict[str, str]]:
@@ -217,7 +241,7 @@ def _select_tables(
         return (), {}
     skipped = dict(architecture.other_tables)
     for table in architecture.tables:
-        stored = [loader.disk_key(f"{name}.weight") for name in table.modules]
+        stored = [loader.entry(f"{name}.weight") for name in table.modules]
         patterns = [ignored[name] for name in table.modules if name in ignored]
         if patterns:
             skipped[table.name] = f"ignored by {patterns[0]!r}"

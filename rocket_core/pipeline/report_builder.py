@@ -1,19 +1,30 @@
 """Parts of the report, built from the parts of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rocket_core import budget
-from rocket_core.allocation import Allocation
+from rocket_core.allocation import Allocation, layer_frontiers
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile
 from rocket_core.config import HUB_TASKS, CompressionConfig
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.profile import Profiled, objective_of
-from rocket_core.pipeline.state.work_folder import RunIdentity
-from rocket_core.report.schema import AllocationReport, CalibrationReport, ExportReport, LayerReport, TotalsReport
+from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.report.schema import (
+    AllocationReport,
+    CalibrationReport,
+    ExportReport,
+    LayerReport,
+    TotalsReport,
+    layer_report,
+)
+
+# Models of more layers are mixtures, whose report would mostly consist of frontiers.
+_MAX_FRONTIERS = 2000
 
 
 def calibration_report(run: Run, inputs: CalibrationInputs) -> CalibrationReport:
@@ -78,6 +89,29 @@ def allocation_report(allocation: Allocation) -> AllocationReport:
     """Return the report on the knapsack's result."""
     shared = AllocationReport.model_fields.keys() & Allocation.model_fields.keys()
     return AllocationReport(measure=allocation.budget_unit, **allocation.model_dump(include=shared))
+
+
+def layer_reports(
+    allocation: Allocation,
+    decided: Sequence[LayerProfile],
+    selected: Sequence[tuple[LayerProfile, Candidate]],
+    work: WorkFolder,
+) -> tuple[LayerReport, ...]:
+    """Return the reports on all layers.
+
+    Args:
+        allocation: the knapsack's result.
+        decided: profiles of the layers that it decided about.
+        selected: every layer with its candidate.
+        work: work folder with the outcomes.
+    """
+    frontiers: Mapping[str, tuple[FrontierPoint, ...]] = {}
+    if len(decided) <= _MAX_FRONTIERS:
+        frontiers = layer_frontiers(decided, allocation.objective, allocation.budget_unit)
+    return tuple(
+        layer_report(layer, candidate, work.outcome(layer.name), frontiers.get(layer.name, ()))
+        for layer, candidate in selected
+    )
 
 
 def totals_report(run: Run, layers: Sequence[LayerReport], exports: Sequence[ExportReport]) -> TotalsReport:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocket_core import __version__
-from rocket_core.allocation import chosen, layer_frontiers
+from rocket_core.allocation import chosen
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
@@ -28,6 +28,7 @@ from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.report_builder import (
     allocation_report,
     calibration_report,
+    layer_reports,
     model_profile,
     totals_report,
     without_paths,
@@ -51,7 +52,7 @@ from rocket_core.pipeline.stages.units import group_units
 from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.report.quality import EvaluationReport
-from rocket_core.report.schema import CompressionReport, ExportReport, StageReport, layer_report
+from rocket_core.report.schema import CompressionReport, ExportReport, StageReport
 from rocket_core.report.speed import SpeedReport
 from rocket_core.system.devices import resolve_device
 from rocket_core.system.energy import EnergyMeter
@@ -348,10 +349,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
             SequentialCompression(run, prepared.calibration, work, units, sizes, monitor).complete()
         else:
             compress_layers(run, prepared.calibration, work, units, sizes, monitor)
-    frontiers = layer_frontiers(decided, allocation.objective, allocation.budget_unit)
-    layers = tuple(
-        layer_report(layer, candidate, work.outcome(layer.name), frontiers[layer.name]) for layer, candidate in selected
-    )
+    layers = layer_reports(allocation, decided, selected, work)
     with monitor.stage("exporting"):
         by_name = {layer.name: layer for layer in layers}
         folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}

@@ -147,11 +147,17 @@ class LayerReport(FrozenModel):
     achieved_error: float | None = None
     """as `reconstruction_error`, for the stored layer; see `LayerOutcome`. 0 if dense."""
     frontier: tuple[FrontierPoint, ...] = ()
-    """the candidates that the knapsack chose from, by falling cost; see `FrontierPoint`."""
+    """the candidates that the knapsack chose from, by falling cost; see `FrontierPoint`. Left out where there are more
+    than 2,000 layers, as they would take most of the report.
+    """
     input_group: str
     """first layer that reads the same input."""
     dictionary: str | None = None
     """the layer that stores the dictionary, if the dictionary is shared; None otherwise."""
+    routed_tokens: int | None = None
+    """calibration tokens that a router sent to this expert of a mixture; with 0 of them, it was compressed for what an
+    average token of its block looks like. None for other layers.
+    """
 
 
 class ExportReport(FrozenModel):
@@ -244,6 +250,15 @@ class CompressionReport(FrozenModel):
     """speed and memory of the original and of each artifact; None if no benchmark was requested, and in reports from
     before this field existed.
     """
+
+    @property
+    def experts(self) -> dict[str, int]:
+        """Calibration tokens that were routed to each expert of a mixture, by the name of its module."""
+        return {
+            layer.name.rpartition(".")[0]: layer.routed_tokens
+            for layer in self.layers
+            if layer.routed_tokens is not None
+        }
 
     @property
     def seconds(self) -> float:
@@ -350,4 +365,5 @@ def layer_report(
         frontier=frontier,
         input_group=profile.input_group,
         dictionary=candidate.dictionary,
+        routed_tokens=profile.routed_tokens,
     )

@@ -29,6 +29,7 @@ READ_IN_TURN = (
     "how-to/service",
     "how-to/calibration",
     "how-to/ratio",
+    "how-to/mixtures",
     "how-to/load",
     "how-to/engines",
     "how-to/evaluate",

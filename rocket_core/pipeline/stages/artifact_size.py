@@ -45,7 +45,7 @@ def bytes_beside(run: Run, layers: Collection[str]) -> int:
     factors = CODED_FACTOR_NAMES[1:] if run.config.codes_factors else FACTOR_NAMES
     parts = compressed_tensors.PARTS if _is_packed(run) else factors
     others = run.config.reader.layer_bytes * len(layers)
-    for key, entry in run.checkpoint.entries.items():
+    for key, entry in run.artifact_entries(layers).items():
         if key in compressible:
             tensors += ((key.removesuffix("weight") + part, entry.shape) for part in parts)
         else:
@@ -73,7 +73,7 @@ def artifact_bytes(run: Run, selected: Iterable[tuple[LayerProfile, Candidate]])
         }
         return _gguf_bytes(run, run.gguf, types)
     plans: list[TensorPlan] = []
-    for key, entry in run.checkpoint.entries.items():
+    for key, entry in run.artifact_entries(layer.name for layer, _ in stored.values()).items():
         chosen = stored.get(key)
         plans += [plan_untouched(run, entry)] if chosen is None else _parts(run, key, *chosen)
     return checkpoint_bytes(plans, run.config.max_shard_bytes)

@@ -1,7 +1,7 @@
 """Export of the artifacts: safetensors tensor by tensor, config and tokenizer files."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
@@ -10,6 +10,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core.checkpoint import (
+    PartEntry,
     TensorEntry,
     TensorPlan,
     plan_copy,
@@ -75,10 +76,7 @@ def write_export(
         return folder
     kinds = run.config.export
     begin, total = kinds.index(kind), len(kinds)
-    plans: list[TensorPlan] = []
-    for key, entry in run.checkpoint.entries.items():
-        layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
-        plans += [plan_untouched(run, entry)] if layer is None else _plan_layer(run, work, kind, layer, entry)
+    plans = list(_plans(run, work, kind, stored))
     tensors = iter(range(len(plans)))
     write_checkpoint(
         folder,
@@ -92,6 +90,24 @@ def write_export(
         _copy(run.source.folder, file, folder / file)
     work.finish_export(kind)
     return folder
+
+
+def _plans(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, LayerReport]) -> Iterator[TensorPlan]:
+    """Yield the tensors of an artifact, given the layers that are not dense by their names in its files."""
+    split = kind == "factored"
+    entries = run.artifact_entries(layer.name for layer in stored.values()) if split else run.checkpoint.entries
+    for key, entry in entries.items():
+        layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
+        parts = {} if split else run.loader.parts(key)
+        experts = [
+            (part, stored[stem]) for name, part in parts.items() if (stem := name.removesuffix(".weight")) in stored
+        ]
+        if layer is not None:
+            yield from _plan_layer(run, work, kind, layer, entry)
+        elif experts:
+            yield _plan_experts(run, work, entry, experts)
+        else:
+            yield plan_untouched(run, entry)
 
 
 def stored_bytes(folder: Path) -> int:
@@ -186,18 +202,36 @@ def _plan_stored(work: WorkFolder, name: str, key: str) -> Iterator[TensorPlan]:
 
 def _plan_composed(run: Run, work: WorkFolder, layer: LayerReport, entry: TensorEntry) -> TensorPlan:
     def make() -> torch.Tensor:
-        weight = read_dense_weight(
-            work,
-            layer.name,
-            (layer.d_in, layer.d_out),
-            rank=layer.rank,
-            dictionary_owner=layer.dictionary,
-            dtype=run.dtype,
-        )
+        weight = _composed(run, work, layer)
         module = run.architecture.model.get_submodule(layer.name)
         return weight.T if type(module) is Conv1D else weight
 
     return plan_tensor(entry.key, run.dtype, entry.shape, make)
+
+
+def _plan_experts(
+    run: Run, work: WorkFolder, entry: TensorEntry, layers: Sequence[tuple[PartEntry, LayerReport]]
+) -> TensorPlan:
+    """Plan a tensor of all experts of a block, some of whose parts are weights of stored layers."""
+
+    def make() -> torch.Tensor:
+        fused = entry.read().to(run.dtype)
+        for stored, layer in layers:
+            stored.part.of(fused).copy_(_composed(run, work, layer))
+        return fused
+
+    return plan_tensor(entry.key, run.dtype, entry.shape, make)
+
+
+def _composed(run: Run, work: WorkFolder, layer: LayerReport) -> torch.Tensor:
+    return read_dense_weight(
+        work,
+        layer.name,
+        (layer.d_in, layer.d_out),
+        rank=layer.rank,
+        dictionary_owner=layer.dictionary,
+        dtype=run.dtype,
+    )
 
 
 def _dictionary_owner(layer: LayerReport) -> str | None:

@@ -226,6 +226,7 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
         d_out=d_out,
         input_group=group,
         tokens=statistics.tokens,
+        routed_tokens=statistics.routed,
         candidates=(dense, *candidates),
         shared=shared,
     )

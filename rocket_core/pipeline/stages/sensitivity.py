@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from rocket_core.calibration.expert_sensitivities import with_another_token
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.calibration.sensitivity import (
@@ -20,6 +21,7 @@ from rocket_core.calibration.sensitivity import (
     side_inputs,
 )
 from rocket_core.checkpoint import TensorEntry
+from rocket_core.experts import UnfusedExperts
 from rocket_core.models.architecture import BlockList
 from rocket_core.models.block_calls import Activations, run_before
 from rocket_core.pipeline.block_walk import begin_walk, loaded_block, loaded_surroundings, split_inputs
@@ -132,6 +134,8 @@ class _ReversePass:
         first = next(index for index, names in enumerate(run.layers) if names)
         self._first = 0 if self._embeddings else first
         self._blocks = len(run.layers)
+        modules = run.architecture.model.named_modules()
+        self._experts = [name for name, module in modules if isinstance(module, UnfusedExperts)]
 
     def complete(self) -> None:
         """Complete the pass, continuing from where an earlier run stopped."""
@@ -310,8 +314,9 @@ class _ReversePass:
         self._save_sensitivities(self._embeddings, squares, tokens)
 
     def _save_sensitivities(self, names: Sequence[str], squares: SquaredGradients, tokens: int) -> None:
-        for name in names:
-            self._work.save_sensitivity(name, Sensitivity(fisher_diagonal=squares.total(name) / tokens))
+        diagonals = {name: squares.total(name) / tokens for name in names}
+        for name, diagonal in with_another_token(diagonals, self._experts, tokens).items():
+            self._work.save_sensitivity(name, Sensitivity(fisher_diagonal=diagonal))
 
     def _squares(self, names: Sequence[str]) -> SquaredGradients:
         architecture = self._run.architecture

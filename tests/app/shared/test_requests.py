@@ -123,7 +123,15 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
         "target_bytes": True,
         "bits": True,
         "benchmark": True,
-        "options": {"code_bits", "engine", "group_size", "include", "storage", "value_bits"},
+        "options": {
+            "calibrate_all_experts",
+            "code_bits",
+            "engine",
+            "group_size",
+            "include",
+            "storage",
+            "value_bits",
+        },
     }
     stored = plain.model_dump_json(exclude=newer)
     assert plain.fingerprint() == hashlib.sha256(stored.encode()).hexdigest()

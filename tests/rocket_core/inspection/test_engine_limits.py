@@ -30,5 +30,26 @@ def test_32_bits_are_refused_with_the_dtypes():
         check_engine(LLAMA, 4, CONFIG, "local/x")
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "count"),
+    [
+        ("vllm", {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}, 8),
+        ("vllm", {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256}, 256),
+        ("llama.cpp", {"architectures": ["Qwen3ForCausalLM"], "num_experts": 4}, 4),
+    ],
+)
+def test_mixtures_are_refused_with_the_reason(engine, model, count):
+    config = compression_config(engine=engine, bits=5)
+    with pytest.raises(
+        UnsupportedArchitectureError, match=f"local/x is a mixture of {count} experts, .* engine rocket"
+    ):
+        check_engine(model, 2, config, "local/x")
+    check_engine(model, 2, compression_config(ratio=0.3), "local/x")
+
+
+def test_one_expert_is_no_mixture():
+    check_engine(LLAMA | {"num_experts": 1}, 2, CONFIG, "local/x")
+
+
 def test_the_engine_of_this_library_runs_everything():
     check_engine({}, 4, compression_config(ratio=0.3), "local/x")

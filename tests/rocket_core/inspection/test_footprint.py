@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from rocket_core.checkpoint import find_model
 from rocket_core.config import compression_config
 from rocket_core.errors import UnsupportedArchitectureError
+from rocket_core.inspection.expert_stacks import MAX_EXPERTS, expert_layers, find_stacks
 from rocket_core.inspection.footprint import (
     Workload,
     describe_model,
@@ -31,7 +32,8 @@ from rocket_core.methods import method_for
 from rocket_core.models.architecture import build_architecture, read_config
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.requirements import estimate_resources
-from tests.reference.tiny_models import ALL_FAMILIES, MAX_POSITIONS, save_tiny_model
+from tests.reference.tiny_mixtures import EXPERTS, MIXTURES, save_tiny_mixture
+from tests.reference.tiny_models import ALL_FAMILIES, HIDDEN_SIZE, MAX_POSITIONS, save_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +145,10 @@ def test_a_run_writes_no_more_than_estimated(saved, tmp_path):
     assert 0.8 * factored_export_bytes(model, 0.3) < stored <= factored_export_bytes(model, 0.3)
 
 
-def test_experts_other_towers_and_tables_are_not_layers(tmp_path):
+def test_other_towers_and_tables_are_not_layers(tmp_path):
     names = {
         "model.layers.0.self_attn.q_proj.weight": (8, 8),
-        "model.layers.0.mlp.experts.3.up.weight": (8, 8),
+        "model.layers.0.relative_attention_bias.weight": (8, 8),
         "model.layers.0.norm.bias": (8,),
         "vision.blocks.0.attn.weight": (4, 4),
         "embed.weight": (99, 8),
@@ -158,6 +160,47 @@ def test_experts_other_towers_and_tables_are_not_layers(tmp_path):
     assert model.block_parameters == (136,)
     assert positions(config) == 7
     assert seen(tmp_path, dtype="float16")[1].itemsize == 2
+
+
+def names_of(run):
+    return [name for block in run.layers for name in block]
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_layers_of_experts_are_those_of_a_run(family, tmp_path):
+    folder = save_tiny_mixture(family, tmp_path)
+    run = prepare_run(find_model(str(folder)), compression_config(ratio=0.3))
+    _, model = seen(folder)
+    # Routers look like layers, as do gates of shared experts, which are.
+    routers = [(HIDDEN_SIZE, EXPERTS)]
+    for names, described in zip(run.layers, model.layers, strict=True):
+        actual = sorted(map(run.architecture.shape, names))
+        assert sorted(described) in (actual, sorted(actual + routers))
+    # Files also have the numbers by which some routers correct their choices.
+    assert 0 <= model.parameters - run.architecture.parameters <= 2 * EXPERTS
+    _, ignoring = seen(folder, ignore=("*.experts.*",))
+    assert len(model.shapes) - len(ignoring.shapes) == len([name for name in names_of(run) if ".experts." in name])
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "expected"),
+    [
+        ("a.experts.gate_up_proj", (2, 12, 8), [("a.experts.0.gate_proj", (8, 6)), ("a.experts.0.up_proj", (8, 6))]),
+        ("a.experts.gate_up_proj", (2, 8, 12), [("a.experts.0.gate_proj", (8, 6)), ("a.experts.0.up_proj", (8, 6))]),
+        ("a.experts.down_proj", (2, 6, 8), [("a.experts.0.down_proj", (6, 8))]),
+        ("a.moe.output_linear", (2, 8, 6), [("a.moe.experts.0.down_proj", (6, 8))]),
+        ("a.experts.up_proj", (2, 6, 8), [("a.experts.0.up_proj", (8, 6))]),
+        ("a.experts.gate_up_proj", (2, 12, 10), []),
+    ],
+)
+def test_layers_are_found_in_a_tensor_of_all_experts(name, stack, expected):
+    found = list(expert_layers(name, stack, 8))
+    assert found[: len(expected)] == expected
+    assert len(found) == 2 * len(expected)
+    assert find_stacks(name, stack) == [(name, stack)]
+    assert not find_stacks(name, stack[1:])
+    assert not find_stacks("a.conv.weight", stack)
+    assert not find_stacks(name, (MAX_EXPERTS + 1, *stack[1:]))
 
 
 def test_a_model_without_layers_is_refused():

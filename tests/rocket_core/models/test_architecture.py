@@ -8,7 +8,6 @@ from transformers import (
     BertConfig,
     CLIPConfig,
     LlamaConfig,
-    MixtralConfig,
     T5Config,
     Wav2Vec2Config,
 )
@@ -132,20 +131,6 @@ def test_shapes_match_real_weights_without_allocation(family):
         assert architecture.shape(name) == tuple(oriented_weight(model.get_submodule(name)).shape)
     expected = sum(model.get_submodule(name).weight.numel() for name in names)
     assert architecture.compressible_parameters == expected
-
-
-def test_fused_experts_are_not_compressed():
-    config = MixtralConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=2,
-    )
-    (layers,) = build_architecture(config, torch.float32).layers
-    assert {name.rsplit(".", 1)[1] for name in layers} == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 BERT_SIZES = {

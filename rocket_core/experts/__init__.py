@@ -1,0 +1,29 @@
+"""Experts of mixture models as separate linear layers.
+
+transformers stores the experts of a block in three-dimensional parameters. `layout` describes how, `module` computes
+the same with an `nn.Linear` for each matrix, `unfusing` replaces one by the other, and `names` adapts the names that
+checkpoints have.
+"""
+
+from rocket_core.experts.layout import ExpertPart, ExpertsLayout, FusedParameter, find_layout
+from rocket_core.experts.module import Expert, UnfusedExperts, visiting
+from rocket_core.experts.names import is_expert_name, unfused_conversions
+from rocket_core.experts.unfusing import find_fused, fuse, fused_parameters, has_unfused, unfuse, unknown_experts
+
+__all__ = [
+    "Expert",
+    "ExpertPart",
+    "ExpertsLayout",
+    "FusedParameter",
+    "UnfusedExperts",
+    "find_fused",
+    "find_layout",
+    "fuse",
+    "fused_parameters",
+    "has_unfused",
+    "is_expert_name",
+    "unfuse",
+    "unfused_conversions",
+    "unknown_experts",
+    "visiting",
+]

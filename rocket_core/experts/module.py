@@ -1,0 +1,176 @@
+"""Experts with a linear layer for each matrix, in place of a module that stores them in common parameters."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from rocket_core.experts.layout import ExpertsLayout
+
+Visits = Literal["routed", "each", "all"]
+"""Tokens that experts read: those routed to them; at least one each; or all. The results are the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Gating:
+    """What an expert computes between its layers, as the original module does it.
+
+    Attributes:
+        original: the original module, without weights. Not a submodule of anything, so that nothing initializes,
+            moves or saves it.
+        layout: how that module stores its experts.
+    """
+
+    original: Any
+    layout: ExpertsLayout
+
+    def __call__(self, gate: Tensor | None, up: Tensor) -> Tensor:
+        """Return what the last layer reads."""
+        inner: Tensor
+        if gate is None:
+            inner = self.original.act_fn(up)
+        elif not self.layout.routed:
+            inner = up * self.original.act_fn(gate)
+        else:
+            both = (gate, up)
+            joined = torch.stack(both, dim=-1).flatten(-2) if self.layout.interleaved else torch.cat(both, dim=-1)
+            inner = self.original._apply_gate(joined)
+        return inner
+
+
+class Expert(nn.Module):
+    """One expert.
+
+    Args:
+        gating: what it computes between its layers.
+        dtype: dtype of its parameters, which are on the meta device.
+    """
+
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+
+    def __init__(self, gating: _Gating, dtype: torch.dtype) -> None:
+        super().__init__()
+        layout = gating.layout
+        self._gating = gating
+        for name in layout.projections:
+            sizes = (layout.inner, layout.hidden) if name == "down_proj" else (layout.hidden, layout.inner)
+            setattr(self, name, nn.Linear(*sizes, bias=layout.biased, device="meta", dtype=dtype))
+
+    def inner(self, states: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens inner"]:
+        """Return what the last layer reads."""
+        gate = self.gate_proj(states) if self._gating.layout.gated else None
+        return self._gating(gate, self.up_proj(states))
+
+    def forward(self, states: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        """Return the expert's output, before the router's weights."""
+        output: Tensor = self.down_proj(self.inner(states))
+        return output
+
+
+class UnfusedExperts(nn.ModuleList):
+    """The experts of a block; is called as the module that it replaces, and returns the same.
+
+    Args:
+        original: the module to replace, on the meta device.
+        layout: how it stores its experts.
+
+    Attributes:
+        visits: which tokens experts read; see `visiting`.
+    """
+
+    def __init__(self, original: nn.Module, layout: ExpertsLayout) -> None:
+        gating = _Gating(original=original, layout=layout)
+        dtype = original.get_parameter("down_proj").dtype
+        super().__init__(Expert(gating, dtype) for _ in range(layout.experts))
+        self._gating = gating
+        self.visits: Visits = "routed"
+
+    @property
+    def layout(self) -> ExpertsLayout:
+        """How the original module stores its experts."""
+        return self._gating.layout
+
+    @property
+    def original(self) -> nn.Module:
+        """The original module, with parameters on the meta device."""
+        original: nn.Module = self._gating.original
+        return original
+
+    def forward(self, hidden_states: Float[Tensor, "rows hidden"], *routing: Tensor) -> Float[Tensor, "rows hidden"]:
+        """Return the sum of the experts' outputs for each token, or their outputs if the caller adds them up.
+
+        Args:
+            hidden_states: states of the tokens; without routing, of all tokens for each expert.
+            routing: the experts of each token, and their weights.
+        """
+        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        mixed = torch.zeros_like(flat)
+        states = self.entering(hidden_states)
+        for expert, (rows, targets, weights) in zip(self, self._routes(flat, *routing), strict=True):
+            output = self._visit(expert, states, rows)
+            if output is not None:
+                scaled = output if weights is None else output * weights[:, None]
+                mixed.index_add_(0, targets, scaled.to(mixed.dtype))
+        return mixed.view_as(hidden_states)
+
+    def entering(self, hidden_states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "tokens hidden"]:
+        """Return the states that may be routed to any expert, given those that the module is called with."""
+        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        return flat if self.layout.routed else flat[flat.any(dim=-1)]
+
+    def _routes(
+        self, flat: Tensor, indices: Tensor | None = None, weights: Tensor | None = None
+    ) -> Iterator[tuple[Int[Tensor, " n"], Int[Tensor, " n"], Float[Tensor, " n"] | None]]:
+        """Yield for each expert the rows of `entering` that it reads, those of the result, and the router's weights."""
+        if indices is None or weights is None:
+            # A row of zeros, which is not routed, has a result of zero.
+            targets = flat.any(dim=-1).nonzero().squeeze(1)
+            owners = targets // (flat.shape[0] // len(self))
+            for expert in range(len(self)):
+                rows = (owners == expert).nonzero().squeeze(1)
+                yield rows, targets[rows], None
+            return
+        choices = indices.shape[-1]
+        owners, order = torch.sort(indices.flatten(), stable=True)
+        ends = torch.searchsorted(owners, torch.arange(len(self), device=owners.device), right=True).tolist()
+        scales = weights.flatten()
+        for begin, end in zip([0, *ends], ends, strict=False):
+            chosen = order[begin:end]
+            yield chosen // choices, chosen // choices, scales[chosen]
+
+    def _visit(self, expert: nn.Module, states: Tensor, rows: Tensor) -> Tensor | None:
+        """Return the outputs of an expert for some rows of `entering`; None if there are none."""
+        output: Tensor | None = None
+        if self.visits == "all":
+            # Copied, as layers that read one tensor are taken for layers that could share a dictionary.
+            output = expert(states.clone())[rows]
+        elif len(rows):
+            output = expert(states[rows])
+        elif self.visits == "each":
+            expert(states[:1].clone())
+        return output
+
+
+@contextmanager
+def visiting(module: nn.Module, visits: Visits) -> Iterator[None]:
+    """Let experts read more tokens than are routed to them while the context is active; results stay the same.
+
+    Args:
+        module: contains the experts.
+        visits: `each` gives a token to experts without any, so that hooks see all experts; `all` gives all tokens to
+            all of them.
+    """
+    found = [part for part in module.modules() if isinstance(part, UnfusedExperts)]
+    try:
+        for part in found:
+            part.visits = visits
+        yield
+    finally:
+        for part in found:
+            part.visits = "routed"

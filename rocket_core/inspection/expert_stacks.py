@@ -1,0 +1,49 @@
+"""Tensors that hold a matrix of every expert, judged from names and shapes. Loads no torch."""
+
+from collections.abc import Iterator
+
+Stack = tuple[int, int, int]
+"""Shape of a tensor that holds a matrix of every expert."""
+
+# No known model has half as many; more would take long to describe.
+MAX_EXPERTS = 4096
+# By the last part of a tensor's name, the layers that read the hidden states, or that return them.
+_READING = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "input_linear": ("gate_proj", "up_proj"),
+    "up_proj": ("up_proj",),
+}
+_RETURNING = {"down_proj": "down_proj", "output_linear": "down_proj"}
+
+
+def find_stacks(name: str, shape: tuple[int, ...]) -> list[tuple[str, Stack]]:
+    """Return name and shape of a tensor in a block if it may hold the matrices of several experts, else nothing."""
+    if len(shape) != 3 or min(shape) < 2 or shape[0] > MAX_EXPERTS or _last(name) not in {*_READING, *_RETURNING}:
+        return []
+    return [(name, (shape[0], shape[1], shape[2]))]
+
+
+def possible_shapes(stack: Stack) -> set[tuple[int, int]]:
+    """Return the shapes that the layers in a stack may have: gate and up may be joined, on either side."""
+    _, rows, columns = stack
+    return {(rows, columns), (rows // 2, columns), (rows, columns // 2)}
+
+
+def expert_layers(name: str, stack: Stack, hidden_size: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield name and `(d_in, d_out)` of the layers in a stack; none if its shape does not fit the hidden states."""
+    experts, rows, columns = stack
+    if hidden_size not in (rows, columns):
+        return
+    width = columns if rows == hidden_size else rows
+    parent, _, last = name.rpartition(".")
+    parent = parent if parent.endswith("experts") else f"{parent}.experts"
+    reading = _READING.get(last, ())
+    for expert in range(experts):
+        for layer in reading:
+            yield f"{parent}.{expert}.{layer}", (hidden_size, width // len(reading))
+        if last in _RETURNING:
+            yield f"{parent}.{expert}.{_RETURNING[last]}", (width, hidden_size)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
