@@ -141,7 +141,7 @@ def shrink_to_block(
     """Return an expert's statistics shrunk to the block's: G + r·C and n + r tokens.
 
     Args:
-        own: the statistics of the n tokens routed to it; None if there are none.
+        own: the statistics of the n tokens routed to it; None if n is 0.
         covariance: C, the mean of xxᵀ over all tokens of the block, in float64.
         weight: W, in float64, if the Gram matrix of the output is collected; otherwise None.
     """

@@ -145,7 +145,7 @@ class UnfusedExperts(nn.ModuleList):
             yield chosen // choices, chosen // choices, scales[chosen]
 
     def _visit(self, expert: nn.Module, states: Tensor, rows: Tensor) -> Tensor | None:
-        """Return the outputs of an expert for some rows of `entering`; None if there are none."""
+        """Return the outputs of an expert for some rows of `entering`; None for no rows."""
         output: Tensor | None = None
         if self.visits == "all":
             # Copied, as layers that read one tensor are taken for layers that could share a dictionary.
