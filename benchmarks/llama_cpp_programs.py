@@ -13,6 +13,7 @@ from benchmarks.rivals import RivalFailedError, lines_of
 SOURCE = "llama-cpp-python==0.3.36"
 NAMES = ("llama-imatrix", "llama-quantize", "llama-perplexity")
 _SECONDS = 2 * 3600
+_ATTEMPTS = 3
 # Without what these programs do not need, and with everything in one file each.
 _OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -111,11 +112,14 @@ class Programs:
 
         It counts the second half of each window.
         """
-        lines = self._perplexity(model, text, windows, "--kl-divergence-base", str(logits), "--kl-divergence")
-        found = _KL_DIVERGENCE.search("\n".join(lines))
-        if found is None:
-            raise RivalFailedError(f"llama-perplexity printed no mean KLD: {lines[-1] if lines else 'nothing'}")
-        return float(found[1])
+        lines: list[str] = []
+        # Its log is written by another thread, whose last lines are sometimes lost when it ends.
+        for _ in range(_ATTEMPTS):
+            lines = self._perplexity(model, text, windows, "--kl-divergence-base", str(logits), "--kl-divergence")
+            found = _KL_DIVERGENCE.search("\n".join(lines))
+            if found is not None:
+                return float(found[1])
+        raise RivalFailedError(f"llama-perplexity printed no mean KLD: {lines[-1] if lines else 'nothing'}")
 
     def _perplexity(self, model: Path, text: Path, windows: int, *more: str) -> list[str]:
         read = ["--model", str(model), "--file", str(text), "--chunks", str(windows)]

@@ -82,6 +82,13 @@ def test_the_divergence_is_read_from_what_llama_cpp_prints(tmp_path):
         Programs(tmp_path, 256, run=lambda command: ["failed to open"]).divergence(file, file, 4, file)
 
 
+def test_a_cut_output_of_llama_cpp_is_asked_for_again(tmp_path):
+    answers = iter([["41 42.0 0.00577"], ["Mean    KLD:   0.005770 ±   0.000090"]])
+    programs = Programs(tmp_path, 256, run=lambda command: next(answers))
+    file = tmp_path / "model.gguf"
+    assert programs.divergence(file, file, 4, file) == 0.00577
+
+
 def test_an_importance_matrix_that_was_not_written_is_reported(tmp_path):
     programs = Programs(tmp_path, 256, run=lambda command: [])
     with pytest.raises(RivalFailedError, match="shorter than the windows"):
