@@ -8,7 +8,8 @@ SHAPED := rocket_core.allocation,rocket_core.calibration,rocket_core.evaluation,
 SHAPED := $(SHAPED),rocket_core.layers,rocket_core.linalg,rocket_core.methods,rocket_core.models
 # Otherwise every process that a test starts would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder \
+# One worker more than there are cores, as a third of the time passes waiting: for processes, servers and the disk.
+PYTEST = $(BIN)/pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile --no-loadscope-reorder \
 	--jaxtyping-packages=$(SHAPED),beartype.beartype
 
 .PHONY: demo test test-all test-system check docs docs-links test-gpu bench soak lock lock-torch sbom pin-images format clean
@@ -18,12 +19,11 @@ demo: $(STAMP)
 
 # Quick: no servers, no processes, no whole pipeline.
 test: $(STAMP)
-	$(PYTEST) -n auto -m "not gpu and not system and not soak and not slow"
+	$(PYTEST) -m "not gpu and not system and not soak and not slow"
 
-# Everything that pip can install, with the representative cases of each sweep. One worker more than there are cores, as a
-# quarter of the time passes waiting for processes and servers.
+# Everything that pip can install, with the representative cases of each sweep.
 test-all: $(STAMP)
-	$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1))
+	$(PYTEST)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -58,7 +58,7 @@ bench: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.load
-	$(PYTEST) -n auto -m soak
+	$(PYTEST) -m soak
 	$(BIN)/pytest --hypothesis-profile soak tests/app/api/test_life_cycle.py tests/app/api/test_contract.py tests/rocket_core/inspection/test_hostile_models.py tests/rocket_core/allocation
 
 # What the images install, with hashes, from pyproject.toml and constraints.txt; asks the package index.
