@@ -59,9 +59,10 @@ def test_transformers_computes_what_our_reconstruction_does(mixed):
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
 def test_dequantizing_mixed_bits_at_once_fails_loudly(mixed):
-    # transformers takes the bits of the first group for all layers.
+    # transformers takes the bits of the first group for all layers. With compressed-tensors before 0.19 it notices by
+    # the shapes of weights.
     output, _ = mixed
-    with pytest.raises(RuntimeError, match="conversion of the weights"):
+    with pytest.raises(RuntimeError, match=r"conversion of the weights|ignore_mismatched_sizes"):
         AutoModelForCausalLM.from_pretrained(
             output / "compressed-tensors", quantization_config=CompressedTensorsConfig(dequantize=True)
         )
