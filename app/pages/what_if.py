@@ -69,6 +69,12 @@ class Slider:
     step: float
     value: float
 
+    @property
+    def first(self) -> float:
+        """Where the slider begins: the first multiple of its step within reach, as it counts its steps from there."""
+        steps = math.ceil(self.least / self.step - 1e-9)
+        return min(float(f"{steps * self.step:.10g}"), self.most)
+
 
 class WhatIf:
     """The numbers that can be asked of a profiled model, and the one that is.

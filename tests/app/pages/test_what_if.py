@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from app.pages.what_if import Slider
 from tests.app.api.conftest import BODY
 
 
@@ -53,6 +54,14 @@ def test_a_profile_of_bytes_offers_sizes_bits_and_ratios(what_if):
     ]
     for choice in ("size", "bits", "ratio"):
         assert number(text, choice, "min") <= number(text, choice, "value") <= number(text, choice, "max")
+
+
+@pytest.mark.parametrize(
+    ("least", "step", "first"),
+    [(1.17, 0.05, 1.2), (1.2, 0.05, 1.2), (0, 0.01, 0), (183.4, 1.0, 184), (15.99, 0.05, 16)],
+)
+def test_sliders_begin_at_a_round_number_within_reach(least, step, first):
+    assert Slider(choice="bits", least=least, most=max(16, first), step=step, value=16).first == first
 
 
 def test_a_profile_of_parameters_offers_ratios_only(page, profile_of):
