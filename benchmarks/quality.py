@@ -35,8 +35,9 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "rocket-uniform": {"method": "rocket-uniform", "kinds": ("low_rank", "factored")},
     "magnitude": {"method": "magnitude"},
     "wanda": {"method": "wanda"},
+    "sparsegpt": {"method": "sparsegpt"},
 }
-BASELINES = ("svd-llm", "cospadi", "rocket-uniform", "magnitude", "wanda")
+BASELINES = ("svd-llm", "cospadi", "rocket-uniform", "magnitude", "wanda", "sparsegpt")
 
 # Upper bounds on the excess over the dense model, at equal parameters, as a fraction of that of `paper`.
 _MOST_EXCESS: Mapping[str, Mapping[float, float]] = {

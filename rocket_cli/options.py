@@ -162,8 +162,8 @@ Method = Annotated[
     config.Method | None,
     typer.Option(
         metavar="NAME",
-        help="rocket, or a baseline: rocket-uniform, svd-llm, cospadi, magnitude, wanda; or rtn or gptq, which take "
-        "--code-bits instead of --ratio, --size or --bits.",
+        help="rocket, or a baseline: rocket-uniform, svd-llm, cospadi, magnitude, wanda, sparsegpt; or rtn or gptq, "
+        "which take --code-bits instead of --ratio, --size or --bits.",
         show_default="rocket",
         rich_help_panel=_METHOD,
     ),

@@ -13,7 +13,7 @@ from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
 from rocket_core.target import BitsPerWeight, ByBytes, ByFormat, ByRatio, Target, target_of
 
-Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda", "rtn", "gptq"]
+Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda", "sparsegpt", "rtn", "gptq"]
 Preset = Literal["paper", "fast", "best"]
 Objective = Literal["weight", "whitened", "fisher"]
 BudgetUnit = Literal["parameters", "bytes"]
@@ -222,9 +222,9 @@ class MethodOptions(FrozenModel):
     """
     method: Method = "rocket"
     """how layers are compressed: `rocket` (default), or for comparison: `rocket-uniform` (the paper's method with every
-    layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (none takes more time than `paper`), `cospadi` (seconds to
-    minutes for each layer), or `rtn` and `gptq`, which quantize every layer to `code_bits` instead of taking
-    another target (less time than `paper`); see `rocket_core.methods`.
+    layer at the same ratio), `svd-llm`, `magnitude`, `wanda`, `sparsegpt` (none takes more time than `paper`),
+    `cospadi` (seconds to minutes for each layer), or `rtn` and `gptq`, which quantize every layer to `code_bits`
+    instead of taking another target (less time than `paper`); see `rocket_core.methods`.
     """
     code_bits: _CodeBits | None = None
     """bits of a code in quantized layers: 2, 3, 4, 5, 6 or 8, or a list of them. The methods `rtn` and `gptq` take one;

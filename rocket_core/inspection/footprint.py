@@ -45,7 +45,7 @@ _PADDED_POSITIONS = frozenset(
     """.split()  # noqa: SIM905 - a dozen words in quotes are not a table that one can read
 )
 # These need the Gram matrix of every layer's input.
-_INPUT_METHODS = frozenset({"magnitude", "wanda", "rtn", "gptq"})
+_INPUT_METHODS = frozenset({"magnitude", "wanda", "sparsegpt", "rtn", "gptq"})
 # Matrices in blocks that are lookup tables, by the last part of their names.
 _TABLES = frozenset({"relative_attention_bias"})
 

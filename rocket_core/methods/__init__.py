@@ -22,6 +22,7 @@ from rocket_core.methods.magnitude import Magnitude
 from rocket_core.methods.rocket import Rocket
 from rocket_core.methods.rocket_uniform import RocketUniform
 from rocket_core.methods.rtn import Rtn
+from rocket_core.methods.sparse_gpt import SparseGpt
 from rocket_core.methods.svd_llm import SvdLlm
 from rocket_core.methods.wanda import Wanda
 
@@ -32,6 +33,7 @@ METHODS: Mapping[config.Method, type[Method]] = {
     "cospadi": Cospadi,
     "magnitude": Magnitude,
     "wanda": Wanda,
+    "sparsegpt": SparseGpt,
     "rtn": Rtn,
     "gptq": Gptq,
 }

@@ -1,7 +1,7 @@
 """`magnitude`: zeroes the smallest weights of each layer, every layer at the same ratio."""
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rocket_core.candidates import Candidate
@@ -32,17 +32,21 @@ class Magnitude(Method):
         energy = float((weight * (gram @ weight)).sum(dtype=torch.float64))
         candidates = []
         for nnz in sparse.counts(*problem.shape, self.ratios, self.budget_itemsize):
-            pruned = weight.masked_fill(~self.support(problem, nnz), 0)
+            pruned, _ = self.pruned(problem, nnz)
             error = float(output_errors(gram, weight - pruned).sum())
             candidates.append(sparse.candidate(problem, weight, pruned, nnz, (error, energy), self.itemsize))
         return candidates
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
-        """Set all entries that are not kept to zero."""
+        """Prune to as many entries as the candidate keeps."""
         assert candidate.nnz is not None
-        support = self.support(problem, candidate.nnz)
-        weight = problem.weight.to(problem.precision)
-        return sparse.stored(problem, weight, weight.masked_fill(~support, 0), support)
+        pruned, support = self.pruned(problem, candidate.nnz)
+        return sparse.stored(problem, problem.weight.to(problem.precision), pruned, support)
+
+    def pruned(self, problem: LayerProblem, nnz: int) -> tuple[Float[Tensor, "d_in d_out"], Bool[Tensor, "d_in d_out"]]:
+        """Return the weight with all other entries set to zero, and which entries are kept."""
+        support = self.support(problem, nnz)
+        return problem.weight.to(problem.precision).masked_fill(~support, 0), support
 
     def support(self, problem: LayerProblem, nnz: int) -> Bool[Tensor, "d_in d_out"]:
         """Return the mask of the entries to keep."""

@@ -35,6 +35,30 @@ def wanda(inputs, weight, count):
     return _mask(weight, kept)
 
 
+def sparsegpt(inputs, weight, count, block):
+    """Prune input by input, giving all later entries of an output their least-squares values after each."""
+    d_in, d_out = weight.shape
+    pruned, target = weight.clone(), inputs @ weight
+    kept = []
+    for start in range(0, d_in, block):
+        stop = min(start + block, d_in)
+        scores = {}
+        for i in range(start, stop):
+            alone = float(torch.linalg.inv(inputs[:, i:].T @ inputs[:, i:])[0, 0])
+            scores |= {(i, j): float(pruned[i, j]) ** 2 / alone for j in range(d_out)}
+        share = round(count * stop / d_in) - round(count * start / d_in)
+        chosen = sorted(scores, key=lambda place: -scores[place])[:share]
+        kept += chosen
+        for i in range(start, stop):
+            for j in range(d_out):
+                if (i, j) not in chosen:
+                    pruned[i, j] = 0
+            rest = target - inputs[:, : i + 1] @ pruned[: i + 1]
+            if i + 1 < d_in:
+                pruned[i + 1 :] = torch.linalg.lstsq(inputs[:, i + 1 :], rest, driver="gelsd").solution
+    return pruned, _mask(weight, kept)
+
+
 def _mask(weight, places):
     mask = torch.zeros(weight.shape, dtype=torch.bool)
     for place in places:
