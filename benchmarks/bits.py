@@ -26,6 +26,7 @@ from benchmarks.half_precision import copy_in_half_precision
 from rocket_core.config import compression_config
 from rocket_core.engines import ENGINES
 from rocket_core.pipeline import ProfileCache, Progress, compress
+from rocket_core.report.quality import Difference
 
 FRACTIONS = (0.5, 0.4, 0.3, 0.281, 0.25, 0.2, 0.15)
 GPTQ_BITS = (4, 3, 2)
@@ -108,17 +109,21 @@ def run(
         evaluation = report.evaluation
         assert evaluation is not None
         stored = stored_bytes(Path(folder, evaluation.export), {layer.name for layer in report.layers})
-    before, after, difference = evaluation.before.perplexity, evaluation.after.perplexity, evaluation.difference
-    assert before is not None
-    assert after is not None
     return {
         "seed": seed,
         "fraction": stored / sum(2 * layer.d_in * layer.d_out for layer in report.layers),
-        "excess": after / before - 1,
-        "kl": difference.kl_divergence,
-        "agreement": difference.top1_agreement,
+        **loss_figures(evaluation.before.perplexity, evaluation.after.perplexity, evaluation.difference),
         "cpu_seconds": seconds[0],
     }
+
+
+def loss_figures(before: float | None, after: float | None, difference: Difference) -> dict[str, float | None]:
+    """Return what a model lost: of an encoder its `drift`, else `excess` perplexity, `kl` and `agreement`."""
+    if difference.cosine_drift is not None:
+        return {"drift": difference.cosine_drift}
+    assert before is not None
+    assert after is not None
+    return {"excess": after / before - 1, "kl": difference.kl_divergence, "agreement": difference.top1_agreement}
 
 
 class Results:

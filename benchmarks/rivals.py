@@ -24,18 +24,45 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
-from transformers import AutoTokenizer
 
-from benchmarks.bits import run, saved_runs, stored_bytes
+from benchmarks.bits import loss_figures, run, saved_runs, stored_bytes
 from benchmarks.half_precision import copy_in_half_precision
-from rocket_core.calibration.datasets import documents, token_windows
+from rocket_core.calibration.inputs import open_source
+from rocket_core.config import CalibrationConfig
 from rocket_core.engines import ENGINES
 from rocket_core.evaluation import evaluate_text
+from rocket_core.models.architecture import build_architecture, read_config
 from rocket_core.pipeline import ProfileCache
 
 PROGRAMS = Path(__file__).parent / "rival_programs"
 GROUP_SIZE = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scheme:
+    """How many bits a rival's layers get.
+
+    Attributes:
+        title: the scheme in the table.
+        bits: of a code.
+        part: layers with this in their names get 8 bits; None if all get the same.
+    """
+
+    title: str
+    bits: int
+    part: str | None = None
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    "8": Scheme(title="8 bits", bits=8),
+    "4": Scheme(title="4 bits", bits=4),
+    "3": Scheme(title="3 bits", bits=3),
+    # The layers that get more bits by habit: the last of each feed-forward network, or the attention's.
+    "mixed-down": Scheme(title="4 bits, down_proj 8", bits=4, part="down_proj"),
+    "mixed-attention": Scheme(title="4 bits, attention 8", bits=4, part="attn"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,14 +72,16 @@ class Rival:
     Attributes:
         requirement: what pip installs.
         program: file that runs in its environment.
+        mixes: whether the program gives some layers more bits.
     """
 
     requirement: str
     program: str
+    mixes: bool = False
 
 
 RIVALS: Mapping[str, Rival] = {
-    "llm-compressor GPTQ": Rival(requirement="llmcompressor==0.14.0.1", program="llmcompressor_gptq.py"),
+    "llm-compressor GPTQ": Rival(requirement="llmcompressor==0.14.0.1", program="llmcompressor_gptq.py", mixes=True),
     "AutoRound": Rival(requirement="auto-round==0.16.1", program="autoround.py"),
 }
 
@@ -158,21 +187,30 @@ def block_weights(model: Path) -> dict[str, int]:
     return sizes
 
 
-def run_rival(given: argparse.Namespace, rival: Rival, model: Path, bits: int) -> dict[str, Any]:
+def calibration_windows(given: argparse.Namespace, model: Path) -> list[list[int]]:
+    """Return the windows of tokens that Rocket is calibrated on."""
+    architecture = build_architecture(read_config(model), torch.float32)
+    settings = CalibrationConfig(
+        dataset=str(given.calibrate), samples=given.samples, sequence_length=given.length, seed=0
+    )
+    windows: list[list[int]] = (
+        open_source(model, architecture, given.length).draw(settings).tensors["input_ids"].tolist()
+    )
+    return windows
+
+
+def run_rival(given: argparse.Namespace, rival: Rival, model: Path, scheme: Scheme) -> dict[str, Any]:
     """Quantize with a rival, and measure; a failure is a row as well."""
     layers = block_weights(model)
     with tempfile.TemporaryDirectory() as scratch:
         windows = Path(scratch, "windows.json")
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        texts = documents(given.calibrate, seed=0)
-        windows.write_text(
-            json.dumps(token_windows(texts, tokenizer, count=given.samples, length=given.length).tolist())
-        )
+        windows.write_text(json.dumps(calibration_windows(given, model)))
         out = Path(scratch, "out")
         try:
             python = interpreter(rival, given.environments)
             program = [str(python), str(PROGRAMS / rival.program)]
-            output_of([*program, str(model), str(windows), str(bits), str(given.group_size), str(out)])
+            sizes = [str(scheme.bits), str(given.group_size)]
+            output_of([*program, str(model), str(windows), *sizes, str(out), *([scheme.part] if scheme.part else [])])
         except RivalFailedError as error:
             return {"failure": str(error)}
         found = evaluate_text(
@@ -184,44 +222,45 @@ def run_rival(given: argparse.Namespace, rival: Rival, model: Path, bits: int) -
             "fraction": stored_bytes(out / "packed", list(layers)) / (2 * sum(layers.values())),
             "untouched": untouched(out / "packed", list(layers)),
             "layers": len(layers),
-            "excess": found.perplexity / found.dense.perplexity - 1 if found.dense.perplexity else None,
-            "kl": found.difference.kl_divergence,
-            "agreement": found.difference.top1_agreement,
+            **loss_figures(found.dense.perplexity, found.perplexity, found.difference),
         }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of a Markdown table; each row of Rocket is compared with the rival's row before it."""
-    yield "| | bytes of the linears | KL, nats per token | of the rival's | excess perplexity | same likeliest token |"
-    yield "|---|---|---|---|---|---|"
+    encoder = any("drift" in row for row in rows)
+    measure = "drift" if encoder else "kl"
+    others = "" if encoder else " excess perplexity | same likeliest token |"
+    yield f"| | bytes of the linears | {'drift' if encoder else 'KL, nats per token'} | of the rival's |{others}"
+    yield "|---" * (4 if encoder else 6) + "|"
     against: float | None = None
     for row in rows:
         if "failure" in row:
             against = None
-            yield f"| {row['name']} | does not run: {row['failure']} | | | | |"
+            yield f"| {row['name']} | does not run: {row['failure']} " + "| " * (2 if encoder else 4) + "|"
             continue
         part = ""
         if row["name"].startswith("rocket"):
-            part = f"{row['kl'] / against:.3g}" if against else ""
+            part = f"{row[measure] / against:.3g}" if against else ""
         else:
-            against = row["kl"]
+            against = row[measure]
         skipped = f" ({row['untouched']} of {row['layers']} layers left alone)" if row.get("untouched") else ""
-        yield (
-            f"| {row['name']}{skipped} | {row['fraction']:.4f} | {row['kl']:.4g} | {part} | {row['excess']:.4g} | "
-            f"{row['agreement']:.4g} |"
-        )
+        cells = "" if encoder else f" {row['excess']:.4g} | {row['agreement']:.4g} |"
+        yield f"| {row['name']}{skipped} | {row['fraction']:.4f} | {row[measure]:.4g} | {part} |{cells}"
 
 
 def main() -> None:
     """Run the missing combinations, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="folder of a decoder")
+    parser.add_argument("--model", type=Path, required=True, help="folder of a decoder or an encoder")
     parser.add_argument("--calibrate", required=True, help="as `rocket compress --calibration`")
     parser.add_argument("--measure", type=Path, required=True, help="a .txt or .jsonl file")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--environments", type=Path, required=True, help="folder for the rivals' environments")
     parser.add_argument("--rivals", choices=list(RIVALS), nargs="+", default=list(RIVALS))
-    parser.add_argument("--bits", type=int, choices=(8, 4, 3), nargs="+", default=[8, 4, 3])
+    parser.add_argument(
+        "--schemes", choices=list(SCHEMES), nargs="+", default=["8", "4", "3"], help="bits of the rivals' layers"
+    )
     parser.add_argument("--preset", choices=("fast", "best"), default="best", help="preset of Rocket")
     parser.add_argument("--engine", choices=list(ENGINES), default="rocket", help="engine that Rocket compresses for")
     parser.add_argument("--group-size", type=int, default=32, help="inputs of the rivals that share a scale")
@@ -244,11 +283,11 @@ def main() -> None:
         model = copy_in_half_precision(given.model, Path(scratch, name))
         profiles = ProfileCache(Path(scratch, "profiles"))
         for rival_name in given.rivals:
-            for bits in given.bits:
-                title = f"{rival_name}, {bits} bits{grouped}"
-                theirs = saved_runs(
-                    file, keys, [(title, 0, lambda r=RIVALS[rival_name], b=bits: run_rival(given, r, model, b))]
-                )
+            rival = RIVALS[rival_name]
+            schemes = [SCHEMES[name] for name in given.schemes]
+            for scheme in [scheme for scheme in schemes if rival.mixes or scheme.part is None]:
+                title = f"{rival_name}, {scheme.title}{grouped}"
+                theirs = saved_runs(file, keys, [(title, 0, lambda r=rival, s=scheme: run_rival(given, r, model, s))])
                 rows += theirs
                 if "failure" in theirs[0]:
                     continue

@@ -1,7 +1,8 @@
 """Quantize a model with llm-compressor's GPTQ; run by `benchmarks.rivals` in an environment with that library.
 
-    python llmcompressor_gptq.py MODEL WINDOWS BITS GROUP_SIZE OUT
+    python llmcompressor_gptq.py MODEL WINDOWS BITS GROUP_SIZE OUT [PART]
 
+Layers with PART in their names get 8 bits.
 OUT/packed is the compressed model as the library saves it, OUT/dense has the same weights decompressed by the library.
 Scales are found by squared error (observer `mse`); activation order is static and damping 0.01, which are the library's
 defaults. The library needs groups that divide the inputs, so that other layers have one scale per output.
@@ -9,6 +10,7 @@ defaults. The library needs groups that divide the inputs, so that other layers 
 
 import json
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -20,7 +22,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, Compres
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def scheme(targets: list[str], bits: int, group_size: int | None) -> QuantizationScheme:
+def quantization(targets: list[str], bits: int, group_size: int | None) -> QuantizationScheme:
     """Return the scheme of some layers; a group size of None is one scale per output."""
     grouping = {"strategy": "channel"} if group_size is None else {"strategy": "group", "group_size": group_size}
     weights = QuantizationArgs(num_bits=bits, type="int", symmetric=True, observer="mse", **grouping)
@@ -29,7 +31,7 @@ def scheme(targets: list[str], bits: int, group_size: int | None) -> Quantizatio
 
 def main() -> None:
     """Quantize, save, load again and save the dense weights."""
-    folder, windows, bits, group_size, out = sys.argv[1:]
+    folder, windows, bits, group_size, out, *parts = sys.argv[1:]
     torch.manual_seed(0)
     kind = json.loads(Path(folder, "config.json").read_text())["model_type"]
     decoder = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind != "bert"
@@ -40,11 +42,14 @@ def main() -> None:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and any(part.isdigit() for part in name.split("."))
     }
-    even = [name for name, layer in layers.items() if layer.in_features % int(group_size) == 0]
-    odd = [name for name in layers if name not in set(even)]
-    groups = {"group_0": scheme(even, int(bits), int(group_size))}
-    if odd:
-        groups["group_1"] = scheme(odd, int(bits), None)
+    members = defaultdict(list)
+    for name, layer in layers.items():
+        layer_bits = 8 if any(part in name for part in parts) else int(bits)
+        members[layer_bits, layer.in_features % int(group_size) == 0].append(name)
+    groups = {
+        f"group_{index}": quantization(names, layer_bits, int(group_size) if is_divisible else None)
+        for index, ((layer_bits, is_divisible), names) in enumerate(sorted(members.items(), reverse=True))
+    }
     ids = json.loads(Path(windows).read_text())
     data = Dataset.from_dict({"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]})
     oneshot(

@@ -6,7 +6,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.rivals import PROGRAMS, RIVALS, RivalFailedError, block_weights, check_plan, output_of, table, untouched
+from benchmarks.rivals import (
+    PROGRAMS,
+    RIVALS,
+    RivalFailedError,
+    block_weights,
+    check_plan,
+    output_of,
+    table,
+    untouched,
+)
 
 
 def plan(*packages):
@@ -33,6 +42,21 @@ def test_rocket_is_compared_with_the_rival_above_it():
     assert [line.split("|")[4].strip() for line in lines[2:6]] == ["", "0.25", "", "0.25"]
     assert any("A, 3 bits (2 of 7 layers left alone)" in line for line in lines)
     assert "| B, 4 bits | does not run: no kernel | | | | |" in lines
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_encoders_are_compared_by_their_drift():
+    lines = list(
+        table(
+            [
+                {"name": "A, 4 bits", "fraction": 0.28, "drift": 0.2, "untouched": 0, "layers": 7},
+                {"name": "rocket best, bytes of A, 4 bits", "fraction": 0.28, "drift": 0.05},
+                {"name": "B, 4 bits", "failure": "no kernel"},
+            ]
+        )
+    )
+    assert lines[0] == "| | bytes of the linears | drift | of the rival's |"
+    assert lines[3] == "| rocket best, bytes of A, 4 bits | 0.2800 | 0.05 | 0.25 |"
     assert len({line.count("|") for line in lines}) == 1
 
 
