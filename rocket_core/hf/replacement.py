@@ -23,6 +23,7 @@ from rocket_core.layers import (
     TiedLinear,
     ValueCodes,
 )
+from rocket_core.layers.scaled_embedding import embedding_scale, stock_embedding
 from rocket_core.layers.stored_linear import LayerOptions
 
 StoredLayer: TypeAlias = StoredLinear | QuantizedEmbedding
@@ -154,12 +155,16 @@ def _empty_embedding(stock: nn.Embedding, entry: LayerEntry, name: str) -> Quant
             f"quantization_config: {name!r} is an embedding, which can only be quantized with packed codes; check that "
             "config.json belongs to these weights"
         )
+    scale = embedding_scale(stock)
+    assert scale is not None, "other embeddings are not found as stock layers"
     embedding = QuantizedEmbedding(
         stock.num_embeddings,
         stock.embedding_dim,
         code_format=entry.code_format,
         scale_exponent=entry.scale_exponent,
         padding_idx=stock.padding_idx,
+        stock_class=type(stock),
+        scale=scale,
         layer_name=name,
         device="meta",
         dtype=stock.weight.dtype,
@@ -199,8 +204,8 @@ def _stock_layer(layer: StoredLayer, dtype: torch.dtype | None) -> StockLayer:
     weight = layer.dense_weight(dtype)
     stock: StockLayer
     if isinstance(layer, QuantizedEmbedding):
-        with torch.device("meta"):
-            stock = nn.Embedding(layer.num_embeddings, layer.embedding_dim, padding_idx=layer.padding_idx)
+        stock = stock_embedding(layer.stock_class, layer.embedding_dim, layer.scale).to(weight.device)
+        stock.num_embeddings, stock.padding_idx = layer.num_embeddings, layer.padding_idx
         stock.weight = nn.Parameter(weight)
         return stock.train(layer.training)
     with torch.device("meta"):

@@ -25,6 +25,8 @@ class QuantizedEmbedding(nn.Embedding):
         code_format: bits of codes and scales, and the size of groups.
         scale_exponent: see `Scales.exponent`.
         padding_idx: see `nn.Embedding`; it only matters for training, and is kept for `dequantize`.
+        stock_class: class of the embedding that this one replaces, which only scales; kept for `dequantize`.
+        scale: what the rows are multiplied by, rounded to their dtype.
         layer_name: name for messages.
         device: device of the tensors.
         dtype: dtype of the embeddings; torch's default if None.
@@ -33,6 +35,8 @@ class QuantizedEmbedding(nn.Embedding):
         code_format: bits of codes and scales, and the size of groups.
         scale_exponent: see `Scales.exponent`.
         layer_name: name for messages.
+        stock_class: class of the embedding that this one replaces.
+        scale: what the rows are multiplied by.
     """
 
     def __init__(
@@ -43,6 +47,8 @@ class QuantizedEmbedding(nn.Embedding):
         code_format: CodeFormat,
         scale_exponent: int,
         padding_idx: int | None = None,
+        stock_class: type[nn.Embedding] = nn.Embedding,
+        scale: float = 1.0,
         layer_name: str = "this embedding",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -51,6 +57,7 @@ class QuantizedEmbedding(nn.Embedding):
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = None, 2.0, False, False
         self.code_format, self.scale_exponent, self.layer_name = code_format, scale_exponent, layer_name
+        self.stock_class, self.scale = stock_class, scale
         self._dtype = dtype or torch.get_default_dtype()
         self._checked = False
         shapes = code_shapes(self._shape, code_format)
@@ -88,11 +95,12 @@ class QuantizedEmbedding(nn.Embedding):
                 self.code_format,
                 self.scale_exponent,
             ).rows(self.dtype)
-        return rows.view(*input.shape, self.embedding_dim)
+        found = rows.view(*input.shape, self.embedding_dim)
+        return found if self.scale == 1 else found * torch.tensor(self.scale, dtype=found.dtype)
 
     @torch.no_grad()
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "tokens hidden"]:
-        """Return the dense table in new memory, rounded once to the given dtype or to its own.
+        """Return the dense table, not scaled, in new memory, rounded once to the given dtype or to its own.
 
         Raises:
             RocketError: it is offloaded.

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
+from rocket_core.layers.scaled_embedding import embedding_scale
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenTable:
@@ -77,9 +79,7 @@ _OTHER_CLASS = "computes more than a stock layer"
 
 
 def _reason_against_embedding(embedding: nn.Module) -> str | None:
-    # Subclasses may scale what they look up, and a largest norm changes the table while it is used.
-    plain = type(embedding) is nn.Embedding and embedding.max_norm is None
-    return None if plain else _OTHER_CLASS
+    return _OTHER_CLASS if embedding_scale(embedding) is None else None
 
 
 def _reason_against_tie(tied: set[str], head_name: str | None, head: nn.Module | None, *, predicts: bool) -> str | None:

@@ -2,11 +2,11 @@
 
 A table W̃ with a row for every token errs in two places. As a head, its error at output j is weighted by the Fisher
 diagonal f_j of the logits, like that of any linear layer. As an embedding, the error of row j is added to the hidden
-states where token j is read, and weighted by the Fisher diagonal e of the embedding's output. A token that is read
-often is also predicted often, so that its share of the text is estimated by its share of the logits' Fisher diagonal,
-f_j / Σf. The errors of a tied table then add up to those of a linear layer with the Gram matrix G + N diag(e) / Σf,
-where G is that of the head's input over N tokens. An embedding by itself has the Gram matrix N diag(e), and all its
-rows count equally.
+states where token j is read, and weighted by the Fisher diagonal e of the embedding's output, times the square of what
+the embedding multiplies its rows by. A token that is read often is also predicted often, so that its share of the text
+is estimated by its share of the logits' Fisher diagonal, f_j / Σf. The errors of a tied table then add up to those of a
+linear layer with the Gram matrix G + N diag(e) / Σf, where G is that of the head's input over N tokens. An embedding by
+itself has the Gram matrix N diag(e), and all its rows count equally.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.layers.scaled_embedding import embedding_scale
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import LayerProblem, output_weights, quantized
 from rocket_core.methods.sampled_outputs import SampledOutputs
@@ -150,7 +151,7 @@ def _statistics(
 def _lookup_weights(
     run: Run, work: WorkFolder, table: TokenTable, inputs: CalibrationInputs
 ) -> Float[Tensor, " hidden"] | None:
-    """Return the Fisher diagonal of an embedding's output, or ones; None if the model does not look up its rows."""
+    """Return the Fisher diagonal of an embedding's rows, or ones; None if the model does not look them up."""
     assert table.embedding is not None
     if run.config.measures_sensitivities:
         sensitivity = work.sensitivity(table.embedding)
@@ -158,7 +159,9 @@ def _lookup_weights(
         found = sensitivity.fisher_diagonal.to(run.device)
         if not bool(found.any()):
             return None
-        return output_weights(found, per_output=run.config.column_weights).square()
+        scale = embedding_scale(run.architecture.model.get_submodule(table.embedding))
+        assert scale is not None, "the architecture lists no table that computes more"
+        return scale**2 * output_weights(found, per_output=run.config.column_weights).square()
     return (
         torch.ones(run.architecture.outputs(table.embedding), dtype=torch.float64, device=run.device)
         if (_is_looked_up(run, table.embedding, inputs))

@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
 
 from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CorruptCheckpointError, RocketError
@@ -12,11 +13,11 @@ TOKENS, HIDDEN = 23, 12
 FORMATS = [*QUANTIZED.values(), CodeFormat(bits=6, group_size=12, scale_bits=6)]
 
 
-def make_embedding(code_format, dtype=torch.float32, tokens=TOKENS, hidden=HIDDEN):
+def make_embedding(code_format, dtype=torch.float32, tokens=TOKENS, hidden=HIDDEN, **options):
     """Return an embedding, and its table in float64, entry by entry from the documented formula."""
     rounded = make_rounded(code_format, hidden, tokens)
     embedding = QuantizedEmbedding(
-        tokens, hidden, code_format=code_format, scale_exponent=EXPONENT, padding_idx=3, dtype=dtype
+        tokens, hidden, code_format=code_format, scale_exponent=EXPONENT, padding_idx=3, dtype=dtype, **options
     )
     embedding.load_state_dict(layer_tensors(rounded, dtype))
     return embedding, rounded_weight(rounded)
@@ -39,6 +40,16 @@ class TestLookup:
         assert torch.equal(embedding.bfloat16().to(dtype)(tokens), expected)
         assert embedding.dtype == dtype
         assert embedding.weight.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_scaled_embedding_multiplies_as_the_stock_one(dtype):
+    scale = 1.1
+    embedding, _ = make_embedding(FORMATS[0], dtype, stock_class=GemmaTextScaledWordEmbedding, scale=scale)
+    stock = GemmaTextScaledWordEmbedding(TOKENS, HIDDEN, 3, embed_scale=scale).to(dtype)
+    stock.weight.data.copy_(embedding.dense_weight())
+    tokens = torch.arange(TOKENS)
+    assert torch.equal(embedding(tokens), stock(tokens))
 
 
 class TestEmbedding:
