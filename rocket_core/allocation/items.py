@@ -5,7 +5,7 @@ members' own candidates, and the shared candidates. Dominated options (another c
 out, because none of them can be part of an optimum.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,15 +92,17 @@ def price(profiles: Sequence[LayerProfile], budget_unit: BudgetUnit, objective: 
 
 
 def build_items(
-    profiles: Sequence[LayerProfile], priced: Sequence[Priced], *, one_format_per_input: bool = False
+    profiles: Sequence[LayerProfile], priced: Sequence[Priced], format_groups: Iterable[Sequence[str]] = ()
 ) -> list[Item]:
     """Return the items in the order of their first layers.
 
     Args:
         profiles: all layers.
         priced: costs and errors of each layer's choices.
-        one_format_per_input: whether the layers of an input group must be stored in the same way.
+        format_groups: names of layers that must be stored in the same way; a layer is in one group at most.
     """
+    places = {profile.name: index for index, profile in enumerate(profiles)}
+    agreeing = {name: [places[other] for other in group] for group in format_groups for name in group}
     members: dict[str, list[int]] = {}
     for index, profile in enumerate(profiles):
         members.setdefault(profile.input_group, []).append(index)
@@ -108,9 +110,9 @@ def build_items(
     items = []
     for index, profile in enumerate(profiles):
         group = members[profile.input_group]
-        if one_format_per_input:
-            if group[0] == index:
-                items.append(_agreeing(group, profiles, priced))
+        if profile.name in agreeing:
+            if min(agreeing[profile.name]) == index:
+                items.append(_agreeing(agreeing[profile.name], profiles, priced))
         elif profile.input_group not in sharing:
             items.append(_own(index, profile, priced[index]))
         elif group[0] == index:
@@ -165,7 +167,7 @@ def _agreeing(group: Sequence[int], profiles: Sequence[LayerProfile], priced: Se
 
 
 def _way(candidate: Candidate) -> tuple[object, ...]:
-    return candidate.kind, candidate.bits, candidate.group_size, candidate.scale_bits
+    return candidate.kind, candidate.bits, candidate.group_size, candidate.scale_bits, candidate.block_type
 
 
 def _combined(items: Sequence[Item]) -> Item:

@@ -53,8 +53,8 @@ class ModelProfile(FrozenModel):
     """profiles of token embedding and head, where they may be quantized."""
     ratio_counts_tables: bool = False
     """whether a ratio is one of layers and tables together; a size always is."""
-    one_format_per_input: bool = False
-    """see `Engine.one_format_per_input`."""
+    format_groups: tuple[tuple[str, ...], ...] = ()
+    """names of layers that the engine needs stored in the same way."""
 
     @property
     def compressible_parameters(self) -> int:
@@ -211,5 +211,5 @@ class Predictor:
             cap_slack=profile.cap_slack,
             budget_unit=budget_unit,
             itemsize=profile.itemsize,
-            one_format_per_input=profile.one_format_per_input,
+            format_groups=profile.format_groups,
         )

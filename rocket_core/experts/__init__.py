@@ -7,7 +7,7 @@ checkpoints have.
 
 from rocket_core.experts.layout import ExpertPart, ExpertsLayout, FusedParameter, find_layout
 from rocket_core.experts.module import Expert, UnfusedExperts, visiting
-from rocket_core.experts.names import is_expert_name, unfused_conversions
+from rocket_core.experts.names import expert_projection, is_expert_name, unfused_conversions
 from rocket_core.experts.unfusing import find_fused, fuse, fused_parameters, has_unfused, unfuse, unknown_experts
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "ExpertsLayout",
     "FusedParameter",
     "UnfusedExperts",
+    "expert_projection",
     "find_fused",
     "find_layout",
     "fuse",

@@ -23,6 +23,7 @@ from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import sample_positions
+from rocket_core.inspection.layer_names import last_part
 from rocket_core.inspection.model_advice import advice_on_folder
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, read_start
@@ -44,6 +45,7 @@ from rocket_core.models.architecture import (
 from rocket_core.models.pretrained import check_settings
 from rocket_core.models.token_tables import TokenTable, token_modules
 from rocket_core.pipeline.context import FLOATS, Run
+from rocket_core.pipeline.format_groups import check_ignored_experts
 from rocket_core.pipeline.requirements import check_target
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.system.devices import compute_dtype, resolve_device
@@ -94,6 +96,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         tables=tables,
         gguf=plan_gguf(named, source.folder) if "gguf" in config.export else None,
     )
+    check_ignored_experts(run)
     check_target(run)
     return run
 
@@ -204,6 +207,8 @@ def _select(
     for name in names:
         if name not in skipped and loader.entry(f"{name}.weight") is None:
             skipped[name] = "stored merged with other tensors in the checkpoint"
+        if last_part(name) in config.reader.exact:
+            skipped.setdefault(name, f"{config.reader.title} reads it as it is")
     layers = tuple(tuple(name for name in block if name not in skipped) for block in architecture.layers)
     if not any(layers):
         raise UnsupportedArchitectureError(

@@ -125,19 +125,20 @@ def plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
 
 def _write_gguf(run: Run, work: WorkFolder, folder: Path, stored: Mapping[str, LayerReport], monitor: Monitor) -> None:
     assert run.gguf is not None, "the settings have the export"
-    kinds, tensors = run.config.export, iter(range(len(run.checkpoint.entries)))
-    begin, count = kinds.index("gguf"), len(run.checkpoint.entries)
+    kinds = run.config.export
+    begin = kinds.index("gguf")
     sources = []
-    for key, entry in run.checkpoint.entries.items():
+    for key, entry in run.split_entries().items():
         layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
         blocks = None if layer is None else stored_blocks(work, layer.name)
         storage, read = (gguf_storage(run.dtype), entry.read) if blocks is None else (blocks[0], blocks[1].read)
         sources.append(GgufSource(key=key, shape=tuple(entry.shape), storage=storage, read=read))
+    tensors, count = iter(range(len(sources))), len(sources)
     write_model(
         folder / GGUF_NAME,
         run.gguf,
         sources,
-        on_tensor=lambda name: monitor.step((begin + next(tensors, count) / count) / len(kinds), name),
+        on_tensor=lambda key: monitor.step((begin + next(tensors) / count) / len(kinds), key),
     )
     (folder / MODELFILE_NAME).write_text(f"FROM ./{GGUF_NAME}\n", encoding="utf-8")
 

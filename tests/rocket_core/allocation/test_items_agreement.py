@@ -54,7 +54,12 @@ def way(found):
 def test_the_allocation_is_the_best_that_agrees(seed):
     profiles = layers(seed)
     allocator = Allocator(
-        profiles, objective="fisher", cap_slack=0.0, budget_unit="bytes", itemsize=2, one_format_per_input=True
+        profiles,
+        objective="fisher",
+        cap_slack=0.0,
+        budget_unit="bytes",
+        itemsize=2,
+        format_groups=[("layer0", "layer1", "layer2")],
     )
     ratio = round(min(0.4, allocator.reachable_ratio), 4)
     selected = chosen(profiles, allocator.allocate(ratio), itemsize=2)
