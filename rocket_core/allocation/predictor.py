@@ -6,7 +6,7 @@ from typing import Annotated, Any, assert_never
 from pydantic import ConfigDict, Field
 
 from rocket_core.allocation import Allocation, Allocator, chosen
-from rocket_core.candidates import Candidate, LayerProfile, SizePoint
+from rocket_core.candidates import Candidate, FormatGroup, LayerProfile, SizePoint
 from rocket_core.config import BudgetUnit, Objective
 from rocket_core.reachability import Reach
 from rocket_core.schema import FrozenModel
@@ -53,8 +53,8 @@ class ModelProfile(FrozenModel):
     """profiles of token embedding and head, where they may be quantized."""
     ratio_counts_tables: bool = False
     """whether a ratio is one of layers and tables together; a size always is."""
-    format_groups: tuple[tuple[str, ...], ...] = ()
-    """names of layers that the engine needs stored in the same way."""
+    format_groups: tuple[FormatGroup, ...] = ()
+    """layers that the engine needs stored in the same way."""
 
     @property
     def compressible_parameters(self) -> int:

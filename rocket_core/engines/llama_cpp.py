@@ -17,6 +17,7 @@ LLAMA_CPP = Engine(
     kinds=("quantized",),
     codes=CodeChoices(bits=(), group_sizes=(), alone=True, blocks=True),
     tables=True,
+    # Each of these is one tensor.
     experts_agree="projection",
     mixtures=_MIXTURES,
     # A vector that llama.cpp's own files have in float32.

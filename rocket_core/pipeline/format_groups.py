@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 
-from rocket_core.candidates import LayerProfile
-from rocket_core.errors import InvalidConfigError
-from rocket_core.experts import UnfusedExperts, expert_projection
+from rocket_core.candidates import FormatGroup, LayerProfile
+from rocket_core.code_format import formats_for
+from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
+from rocket_core.experts import expert_projection, unfused_modules
 from rocket_core.pipeline.context import Run
 
 
-def format_groups(run: Run, profiles: Sequence[LayerProfile]) -> tuple[tuple[str, ...], ...]:
-    """Return the names of layers that must be stored in the same way, in model order.
+def format_groups(run: Run, profiles: Sequence[LayerProfile]) -> tuple[FormatGroup, ...]:
+    """Return the layers that must be stored in the same way, in model order.
 
     Args:
         run: the run.
         profiles: profiles of all layers.
     """
-    engine, experts = run.config.reader, _expert_projections(run)
+    engine, experts = run.config.reader, _agreeing_experts(run)
     groups: dict[str, list[str]] = {}
     for profile in profiles:
         group = experts.get(profile.name)
@@ -23,32 +24,49 @@ def format_groups(run: Run, profiles: Sequence[LayerProfile]) -> tuple[tuple[str
             group = profile.input_group
         if group is not None:
             groups.setdefault(group, []).append(profile.name)
-    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+    quantized = set(experts.values()) if engine.experts_agree == "model" else set()
+    return tuple(FormatGroup(layers=tuple(names), dense=group not in quantized) for group, names in groups.items())
 
 
-def check_ignored_experts(run: Run) -> None:
-    """Raise an error if some experts are left alone and others are not, although the engine holds them in one tensor.
+def check_experts(run: Run) -> None:
+    """Raise an error if experts that must be stored in the same way cannot be.
 
     Raises:
-        InvalidConfigError: names the tensor, and the pattern that ignores all of its experts.
+        InvalidConfigError: some of them are ignored, or all where the engine needs quantized ones.
+        UnsupportedArchitectureError: their sizes have no format in common.
     """
+    engine, agreeing = run.config.reader, _agreeing_experts(run)
     selected = {name for block in run.layers for name in block}
-    left: dict[str, bool] = {}
-    for name, tensor in _expert_projections(run).items():
-        if left.setdefault(tensor, name not in selected) != (name not in selected):
-            module, _, projection = tensor.rpartition(".")
-            raise InvalidConfigError(
-                f"{run.config.reader.title} stores {projection} of all experts of {module} in one tensor, and some of "
-                f"these layers are ignored: ignore all of them ('*.experts.*.{projection}') or none"
+    kept = {group for name, group in agreeing.items() if name in selected}
+    ignored = next((name for name in agreeing if name not in selected), None)
+    if ignored is not None and engine.experts_agree == "model":
+        raise InvalidConfigError(
+            f"{engine.title} cannot run {ignored} as it is: in a mixture whose layers are quantized experts must be as "
+            "well; ignore none of them, or use the engine rocket"
+        )
+    if ignored is not None and agreeing[ignored] in kept:
+        raise InvalidConfigError(
+            f"{engine.title} stores these layers of all experts in one tensor, and {ignored} is ignored while others "
+            f"are not; ignore all of them ('*.experts.*.{ignored.rpartition('.')[2]}') or none"
+        )
+    if agreeing and engine.experts_agree == "model":
+        widths = sorted({run.architecture.shape(name)[0] for name in agreeing})
+        formats = [
+            {(one.bits, one.group_size) for one in formats_for(d_in, run.config.code_choices)} for d_in in widths
+        ]
+        if not set.intersection(*formats):
+            raise UnsupportedArchitectureError(
+                f"{engine.title} needs all experts of {run.source.name} in one format, and layers with "
+                f"{' and '.join(map(str, widths))} inputs have none in common; use the engine rocket"
             )
 
 
-def _expert_projections(run: Run) -> Mapping[str, str]:
-    """Return the layers of experts that the engine holds in one tensor, each with a name of that tensor."""
-    if run.config.reader.experts_agree is None:
+def _agreeing_experts(run: Run) -> Mapping[str, str]:
+    """Return the layers of experts that must agree with others, each with a name of those others."""
+    scope = run.config.reader.experts_agree
+    if scope is None:
         return {}
-    model = run.architecture.model
-    modules = {name for name, module in model.named_modules() if isinstance(module, UnfusedExperts)}
+    modules = unfused_modules(run.architecture.model)
     layers = (name for block in run.architecture.layers for name in block)
     found = ((name, expert_projection(name, modules)) for name in layers)
-    return {name: tensor for name, tensor in found if tensor is not None}
+    return {name: tensor if scope == "projection" else scope for name, tensor in found if tensor is not None}

@@ -7,7 +7,7 @@ import pytest
 
 from rocket_core.allocation import Allocator, chosen
 from rocket_core.budget import parameter_budget
-from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.candidates import Candidate, FormatGroup, LayerProfile
 
 WAYS = [(4, 32), (4, 64), (8, 32)]
 
@@ -59,7 +59,7 @@ def test_the_allocation_is_the_best_that_agrees(seed):
         cap_slack=0.0,
         budget_unit="bytes",
         itemsize=2,
-        format_groups=[("layer0", "layer1", "layer2")],
+        format_groups=[FormatGroup(layers=("layer0", "layer1", "layer2"))],
     )
     ratio = round(min(0.4, allocator.reachable_ratio), 4)
     selected = chosen(profiles, allocator.allocate(ratio), itemsize=2)

@@ -152,7 +152,7 @@ def test_sequential_compression_is_refused_early(tmp_path, mixture, settings):
 @pytest.mark.parametrize(
     ("engine", "family", "reason"),
     [
-        ("vllm", "mixtral", r"a mixture of 4 experts \(MixtralForCausalLM\), which Rocket does not write for vLLM"),
+        ("vllm", "glm4_moe", r"a mixture of 4 experts \(Glm4MoeForCausalLM\), which Rocket does not write for vLLM"),
         ("llama.cpp", "deepseek_v3", "is a DeepseekV3ForCausalLM; use the engine rocket"),
         ("llama.cpp", "gpt_oss", "is a GptOssForCausalLM; use the engine rocket"),
     ],
