@@ -41,8 +41,8 @@ def check_experts(run: Run) -> None:
     ignored = next((name for name in agreeing if name not in selected), None)
     if ignored is not None and engine.experts_agree == "model":
         raise InvalidConfigError(
-            f"{engine.title} cannot run {ignored} as it is: in a mixture whose layers are quantized experts must be as "
-            "well; ignore none of them, or use the engine rocket"
+            f"files for {engine.title} cannot have {ignored} dense next to quantized layers, because transformers "
+            "reads all experts as quantized then; ignore no experts, or use the engine rocket"
         )
     if ignored is not None and agreeing[ignored] in kept:
         raise InvalidConfigError(

@@ -12,7 +12,7 @@ from tests.reference import gguf_models
 from tests.reference.llama_cpp import Engine
 from tests.rocket_core.exports.test_gguf_engine import TEXTS, agree, export, reconstruction
 
-SIZES = {"hidden_size": 256, "intermediate_size": 256, "initializer_range": 0.05, "num_hidden_layers": 2}
+SIZES = {"hidden_size": 256, "intermediate_size": 256, "initializer_range": 0.05, "num_hidden_layers": 1}
 QWEN = SIZES | {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512}
 WIDE = {"mixtral": SIZES, "qwen2_moe": QWEN, "qwen3_moe": QWEN | {"head_dim": 128}, "olmoe": SIZES}
 
@@ -50,15 +50,15 @@ def test_experts_are_parts_of_one_tensor(mixture):
     names = {"up": "w3", "gate": "w1", "down": "w2"} if name == "mixtral" else {}
     module = "block_sparse_moe" if name == "mixtral" else "mlp"
     for projection in ("gate", "up", "down"):
-        tensor = found[f"blk.1.ffn_{projection}_exps.weight"]
+        tensor = found[f"blk.0.ffn_{projection}_exps.weight"]
         whole = gguf.dequantize(tensor.data, tensor.tensor_type)
         part = names.get(projection, f"{projection}_proj")
         for expert in range(gguf_models.EXPERTS):
-            ours = rounded[f"model.layers.1.{module}.experts.{expert}.{part}.weight"]
+            ours = rounded[f"model.layers.0.{module}.experts.{expert}.{part}.weight"]
             assert np.array_equal(whole[expert], ours.numpy())
-    router = found["blk.1.ffn_gate_inp.weight"]
+    router = found["blk.0.ffn_gate_inp.weight"]
     assert router.tensor_type == gguf.GGMLQuantizationType.F32
-    assert np.array_equal(router.data, rounded[f"model.layers.1.{module}.gate.weight"].numpy())
+    assert np.array_equal(router.data, rounded[f"model.layers.0.{module}.gate.weight"].numpy())
 
 
 def test_transformers_loads_rounded_experts(mixture):

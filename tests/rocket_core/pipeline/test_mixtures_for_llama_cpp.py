@@ -1,14 +1,16 @@
 """Mixtures of experts for llama.cpp: one block type for each projection of a block's experts."""
 
 import re
+import shutil
 from collections import defaultdict
 from functools import cache
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from rocket_core.errors import InvalidConfigError
+from rocket_core.errors import CompressionCancelledError, InvalidConfigError
 from rocket_core.evaluation import load_model, open_gguf, open_model
 from rocket_core.pipeline import compress
 from tests.reference import gguf_models
@@ -116,6 +118,41 @@ def test_the_gate_of_a_shared_expert_stays_exact(quarter, model):
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(output / "gguf" / "model.gguf").tensors}
     gate = loaded(model("qwen2_moe")).model.layers[1].mlp.shared_expert_gate.weight
     assert torch.equal(torch.from_numpy(tensors["blk.1.ffn_gate_inp_shexp.weight"].data.copy()), gate.detach()[0])
+
+
+def test_a_stopped_run_ends_with_identical_bytes(model, settings, tmp_path):
+    config = settings(ratio=None, bits=6, preset="fast", sensitivity_samples=4, engine="llama.cpp")
+    # While profiling, and while the file is written.
+    for stop in ("mlp.experts.2.up_proj", "layers.1.block_sparse_moe.experts.1.w2"):
+        seen = []
+        with pytest.raises(CompressionCancelledError):
+            compress(
+                str(model("mixtral")),
+                tmp_path / "twice",
+                config,
+                resume=True,
+                on_progress=seen.append,
+                should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or ""),  # noqa: B023
+            )
+    compress(str(model("mixtral")), tmp_path / "twice", config, resume=True)
+    compress(str(model("mixtral")), tmp_path / "once", config)
+    twice, once = (tmp_path / name / "gguf" / "model.gguf" for name in ("twice", "once"))
+    assert twice.read_bytes() == once.read_bytes()
+
+
+def test_experts_in_one_tensor_make_the_same_file(model, settings, tmp_path):
+    config = settings(ratio=None, bits=6, preset="fast", sensitivity_samples=4, engine="llama.cpp")
+    whole = tmp_path / "whole"
+    shutil.copytree(model("mixtral"), whole)
+    state = AutoModelForCausalLM.from_pretrained(whole).state_dict()
+    assert "model.layers.0.mlp.experts.gate_up_proj" in state
+    save_file({key: tensor.contiguous() for key, tensor in state.items()}, whole / "model.safetensors")
+    files = []
+    for folder in (model("mixtral"), whole):
+        compress(str(folder), tmp_path / "out" / folder.name, config)
+        reader = gguf.GGUFReader(tmp_path / "out" / folder.name / "gguf" / "model.gguf")
+        files.append({tensor.name: (tensor.tensor_type, tensor.data.tobytes()) for tensor in reader.tensors})
+    assert files[0] == files[1]
 
 
 def test_experts_are_ignored_together(model, settings, tmp_path):
