@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from benchmarks.rivals import RivalFailedError
 from rocket_core.calibration.datasets import documents, file_documents
 from rocket_core.config import compression_config
 from rocket_core.errors import RocketError
-from rocket_core.evaluation import Measurement, compare_models, open_model, read_text
+from rocket_core.evaluation import Measurement, compare_models, open_gguf, open_model, read_text
 from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.exports.gguf_writer import GgufSource, write_model
 from rocket_core.pipeline import ProfileCache, compress
@@ -128,7 +128,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as scratch:
             compared = compare_models(
                 dense,
-                replace(dense, path=file.parent, gguf_file=file.name),
+                open_gguf(file.parent, dense),
                 Measurement(text=text, device=torch.device("cpu")),
                 scratch=Path(scratch),
                 on_step=lambda _share, _what: None,

@@ -125,6 +125,15 @@ class LayerProfile(FrozenModel):
         return self.d_in * self.d_out
 
 
+class FormatGroup(FrozenModel):
+    """Layers that an engine needs stored in the same way."""
+
+    layers: Annotated[tuple[str, ...], Field(min_length=1)]
+    """their names."""
+    dense: bool = True
+    """whether they may stay dense."""
+
+
 class FrontierPoint(FrozenModel):
     """A candidate worth considering: none of the layer's others is both smaller and better."""
 

@@ -14,7 +14,7 @@ from rocket_core.allocation.knapsack import solve_knapsack
 from rocket_core.allocation.label_search import undominated
 from rocket_core.allocation.spending import spend
 from rocket_core.budget import parameter_budget
-from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile, SharedCandidate, SizePoint
+from rocket_core.candidates import Candidate, FormatGroup, FrontierPoint, LayerProfile, SharedCandidate, SizePoint
 from rocket_core.config import BudgetUnit, Objective
 from rocket_core.errors import InvalidConfigError
 from rocket_core.reachability import RATIO_STEPS, Reach
@@ -86,7 +86,7 @@ class Allocator:
         cap_slack: relative slack on the smallest cap, >= 0; only used with `weight`.
         budget_unit: what the budget counts.
         itemsize: bytes of one more nonzero, used if the budget counts bytes.
-        one_format_per_input: see `Engine.one_format_per_input`; the profiles then have no shared candidates.
+        format_groups: layers that must be stored in the same way; these have no shared candidates.
 
     Raises:
         InvalidConfigError: the slack is out of range, the profiles are empty, or they lack the objective's error.
@@ -103,7 +103,7 @@ class Allocator:
         cap_slack: float,
         budget_unit: BudgetUnit = "parameters",
         itemsize: int = 1,
-        one_format_per_input: bool = False,
+        format_groups: Iterable[FormatGroup] = (),
     ) -> None:
         if not profiles:
             raise InvalidConfigError("there is no layer to compress; ignore fewer")
@@ -118,7 +118,7 @@ class Allocator:
         self._budget_unit: BudgetUnit = budget_unit
         self._itemsize = itemsize
         self._priced = price(profiles, budget_unit, objective)
-        self._items = build_items(profiles, self._priced, one_format_per_input=one_format_per_input)
+        self._items = build_items(profiles, self._priced, format_groups)
         self._costs = _padded((item.costs.tolist() for item in self._items), 0)
         self._errors = _padded((item.errors.tolist() for item in self._items), math.inf)
         self._reach = _reach(profiles, self._priced, self._items, budget_unit)

@@ -5,14 +5,14 @@ members' own candidates, and the shared candidates. Dominated options (another c
 out, because none of them can be part of an optimum.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from rocket_core.allocation.label_search import undominated
-from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.candidates import Candidate, FormatGroup, LayerProfile
 from rocket_core.config import BudgetUnit, Objective
 from rocket_core.errors import InvalidConfigError
 
@@ -92,15 +92,18 @@ def price(profiles: Sequence[LayerProfile], budget_unit: BudgetUnit, objective: 
 
 
 def build_items(
-    profiles: Sequence[LayerProfile], priced: Sequence[Priced], *, one_format_per_input: bool = False
+    profiles: Sequence[LayerProfile], priced: Sequence[Priced], format_groups: Iterable[FormatGroup] = ()
 ) -> list[Item]:
     """Return the items in the order of their first layers.
 
     Args:
         profiles: all layers.
         priced: costs and errors of each layer's choices.
-        one_format_per_input: whether the layers of an input group must be stored in the same way.
+        format_groups: layers that must be stored in the same way; a layer is in one group at most.
     """
+    places = {profile.name: index for index, profile in enumerate(profiles)}
+    agreeing = {places[group.layers[0]]: group for group in format_groups}
+    grouped = {places[name] for group in agreeing.values() for name in group.layers}
     members: dict[str, list[int]] = {}
     for index, profile in enumerate(profiles):
         members.setdefault(profile.input_group, []).append(index)
@@ -108,9 +111,11 @@ def build_items(
     items = []
     for index, profile in enumerate(profiles):
         group = members[profile.input_group]
-        if one_format_per_input:
-            if group[0] == index:
-                items.append(_agreeing(group, profiles, priced))
+        if index in agreeing:
+            same = [places[name] for name in agreeing[index].layers]
+            items.append(_agreeing(same, profiles, priced, dense=agreeing[index].dense))
+        elif index in grouped:
+            continue
         elif profile.input_group not in sharing:
             items.append(_own(index, profile, priced[index]))
         elif group[0] == index:
@@ -153,10 +158,11 @@ def _own(index: int, profile: LayerProfile, priced: Priced) -> Item:
     )
 
 
-def _agreeing(group: Sequence[int], profiles: Sequence[LayerProfile], priced: Sequence[Priced]) -> Item:
+def _agreeing(group: Sequence[int], profiles: Sequence[LayerProfile], priced: Sequence[Priced], *, dense: bool) -> Item:
     """Return one item whose options store all layers of a group in the same way; dense is one that all have."""
     places = [{_way(candidate): place for place, candidate in enumerate(profiles[index].candidates)} for index in group]
-    common = [way for way in places[0] if all(way in others for others in places)]
+    common = [way for way in places[0] if all(way in others for others in places) and (dense or way[0] != "dense")]
+    assert common, f"{profiles[group[0]].name} and the layers that must agree with it have no format in common"
     choices = np.array([[own[way] for own in places] for way in common], dtype=np.int64)
     columns = list(enumerate(group))
     costs = np.stack([priced[index].costs[choices[:, column]] for column, index in columns])
@@ -165,7 +171,7 @@ def _agreeing(group: Sequence[int], profiles: Sequence[LayerProfile], priced: Se
 
 
 def _way(candidate: Candidate) -> tuple[object, ...]:
-    return candidate.kind, candidate.bits, candidate.group_size, candidate.scale_bits
+    return candidate.kind, candidate.bits, candidate.group_size, candidate.scale_bits, candidate.block_type
 
 
 def _combined(items: Sequence[Item]) -> Item:

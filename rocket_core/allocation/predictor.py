@@ -6,7 +6,7 @@ from typing import Annotated, Any, assert_never
 from pydantic import ConfigDict, Field
 
 from rocket_core.allocation import Allocation, Allocator, chosen
-from rocket_core.candidates import Candidate, LayerProfile, SizePoint
+from rocket_core.candidates import Candidate, FormatGroup, LayerProfile, SizePoint
 from rocket_core.config import BudgetUnit, Objective
 from rocket_core.reachability import Reach
 from rocket_core.schema import FrozenModel
@@ -53,8 +53,8 @@ class ModelProfile(FrozenModel):
     """profiles of token embedding and head, where they may be quantized."""
     ratio_counts_tables: bool = False
     """whether a ratio is one of layers and tables together; a size always is."""
-    one_format_per_input: bool = False
-    """see `Engine.one_format_per_input`."""
+    format_groups: tuple[FormatGroup, ...] = ()
+    """layers that the engine needs stored in the same way."""
 
     @property
     def compressible_parameters(self) -> int:
@@ -211,5 +211,5 @@ class Predictor:
             cap_slack=profile.cap_slack,
             budget_unit=budget_unit,
             itemsize=profile.itemsize,
-            one_format_per_input=profile.one_format_per_input,
+            format_groups=profile.format_groups,
         )

@@ -23,6 +23,10 @@ class Engine:
         codes: the formats of integer codes that it reads.
         one_format_per_input: whether all layers that read the same input must be stored in the same way, because the
             engine fuses them.
+        experts_agree: which layers of experts must be stored in the same way: those of a `projection` (gate, up or
+            down) of a block, or all of the `model`; None for none.
+        mixtures: classes of mixtures of experts among `classes`.
+        exact: last parts of the names of layers that it reads as they are.
         tables: whether it reads a quantized token embedding and head.
         layer_bytes: bytes that a quantized layer takes in its file in addition to codes and scales.
         classes: model classes that it runs, or their endings.
@@ -36,6 +40,9 @@ class Engine:
     kinds: tuple[Kind, ...]
     codes: CodeChoices
     one_format_per_input: bool = False
+    experts_agree: Literal["projection", "model"] | None = None
+    mixtures: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ()
     tables: bool = False
     layer_bytes: int = 0
     classes: tuple[str, ...] = ()

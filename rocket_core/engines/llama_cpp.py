@@ -7,6 +7,8 @@ References:
 from rocket_core.code_format import CodeChoices
 from rocket_core.engines.engine import Engine
 
+_MIXTURES = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM")
+
 LLAMA_CPP = Engine(
     name="llama.cpp",
     title="llama.cpp",
@@ -15,6 +17,11 @@ LLAMA_CPP = Engine(
     kinds=("quantized",),
     codes=CodeChoices(bits=(), group_sizes=(), alone=True, blocks=True),
     tables=True,
+    # Each of these is one tensor.
+    experts_agree="projection",
+    mixtures=_MIXTURES,
+    # A vector that llama.cpp's own files have in float32.
+    exact=("shared_expert_gate",),
     # Those that `rocket_core.exports.gguf_families` can write.
     classes=(
         "LlamaForCausalLM",
@@ -25,5 +32,6 @@ LLAMA_CPP = Engine(
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
         "Phi3ForCausalLM",
+        *_MIXTURES,
     ),
 )

@@ -18,6 +18,11 @@ VLLM = Engine(
     codes=CodeChoices(bits=(4, 8), group_sizes=(32, 64, 128, 0), alone=True, aligned=True),
     # It fuses the projections to queries, keys and values, and those to gate and up.
     one_format_per_input=True,
+    # It holds a block's experts in one layer with one scheme (`CompressedTensorsMoEMethod.get_moe_method`), and
+    # `transformers`, which must read the files as well, knows one scheme for all experts (`get_experts_scheme`).
+    experts_agree="model",
+    mixtures=("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"),
+    exact=("shared_expert_gate",),
     # weight_shape
     layer_bytes=16,
     # Not GPT2LMHeadModel and the like, whose weights are stored transposed.

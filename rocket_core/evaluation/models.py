@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
 from rocket_core.code_format import CODE_BITS
@@ -34,6 +35,8 @@ from rocket_core.errors import (
     ModelNotFoundError,
     UnsupportedArchitectureError,
 )
+from rocket_core.exports.gguf_model import GgufPlan, plan_gguf
+from rocket_core.exports.gguf_reader import read_weights
 from rocket_core.inspection.hub import offline
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
@@ -68,6 +71,7 @@ class ModelFolder:
         tokenizer: its tokenizer.
         predicts_tokens: whether it is a causal language model; otherwise it is a text encoder.
         gguf_file: name of the GGUF file with the weights; None if they are in safetensors.
+        gguf_plan: what that file contains, if `transformers` does not read files of the family.
     """
 
     path: Path
@@ -75,6 +79,7 @@ class ModelFolder:
     tokenizer: PreTrainedTokenizerBase
     predicts_tokens: bool
     gguf_file: str | None = None
+    gguf_plan: GgufPlan | None = None
 
 
 def open_model(path: Path) -> ModelFolder:
@@ -134,6 +139,7 @@ def open_gguf(path: Path, original: ModelFolder) -> ModelFolder:
     Raises:
         InvalidConfigError: the package that reads such files is not installed.
         CheckpointFormatError: there are several files.
+        UnsupportedExportError: neither `transformers` nor Rocket reads files of this family.
     """
     check_package("gguf")
     vet_folder(path, str(path))
@@ -141,7 +147,14 @@ def open_gguf(path: Path, original: ModelFolder) -> ModelFolder:
     if len(files) != 1:
         names = ", ".join(file.name for file in files)
         raise CheckpointFormatError(f"{path} has {len(files)} GGUF files ({names}); evaluate a folder with one of them")
-    return replace(original, path=path, gguf_file=files[0].name)
+    settings = original.config.to_dict()
+    plan = None if _transformers_reads(original.config) else plan_gguf(settings, original.path)
+    return replace(original, path=path, gguf_file=files[0].name, gguf_plan=plan)
+
+
+def _transformers_reads(config: PreTrainedConfig) -> bool:
+    """Return whether `transformers` reads GGUF files of a model's family."""
+    return config.model_type.removesuffix("_text") in GGUF_SUPPORTED_ARCHITECTURES
 
 
 def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool = False) -> PreTrainedModel:
@@ -184,14 +197,19 @@ def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool =
 
 def _load_gguf(folder: ModelFolder) -> Any:
     """Return a model whose weights are in a GGUF file, dequantized to float32 as llama.cpp computes."""
-    config = copy.deepcopy(folder.config)
-    return _load(AutoModelForCausalLM, folder.path, gguf_file=folder.gguf_file, config=config, dtype=torch.float32)
+    assert folder.gguf_file is not None
+    options: dict[str, Any] = {"config": copy.deepcopy(folder.config), "dtype": torch.float32}
+    if folder.gguf_plan is None:
+        return _load(AutoModelForCausalLM, folder.path, gguf_file=folder.gguf_file, **options)
+    weights = read_weights(folder.path / folder.gguf_file, folder.gguf_plan)
+    return _load(MODEL_FOR_CAUSAL_LM_MAPPING[type(folder.config)], folder.path, state_dict=weights, **options)
 
 
 def _load(loader: Any, path: Path, **options: Any) -> Any:
-    """Return a model with all its weights."""
+    """Return a model with all its weights, from a folder unless they are given."""
+    source = None if "state_dict" in options else path
     with interpreting(str(path), CheckpointFormatError), _loading(path), offline():
-        answer: Any = loader.from_pretrained(path, local_files_only=True, output_loading_info=True, **options)
+        answer: Any = loader.from_pretrained(source, local_files_only=True, output_loading_info=True, **options)
     loaded, info = answer
     # For missing weights transformers only warns and uses random values; the result would be meaningless.
     lacking = sorted(info["missing_keys"])

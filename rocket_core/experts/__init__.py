@@ -7,8 +7,16 @@ checkpoints have.
 
 from rocket_core.experts.layout import ExpertPart, ExpertsLayout, FusedParameter, find_layout
 from rocket_core.experts.module import Expert, UnfusedExperts, visiting
-from rocket_core.experts.names import is_expert_name, unfused_conversions
-from rocket_core.experts.unfusing import find_fused, fuse, fused_parameters, has_unfused, unfuse, unknown_experts
+from rocket_core.experts.names import expert_projection, is_expert_name, unfused_conversions
+from rocket_core.experts.unfusing import (
+    find_fused,
+    fuse,
+    fused_parameters,
+    has_unfused,
+    unfuse,
+    unfused_modules,
+    unknown_experts,
+)
 
 __all__ = [
     "Expert",
@@ -16,6 +24,7 @@ __all__ = [
     "ExpertsLayout",
     "FusedParameter",
     "UnfusedExperts",
+    "expert_projection",
     "find_fused",
     "find_layout",
     "fuse",
@@ -24,6 +33,7 @@ __all__ = [
     "is_expert_name",
     "unfuse",
     "unfused_conversions",
+    "unfused_modules",
     "unknown_experts",
     "visiting",
 ]

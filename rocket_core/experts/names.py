@@ -1,7 +1,7 @@
 """Names of experts in checkpoints: transformers' own conversions, adapted to models with unfused experts."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 # The parameters of all experts, as targets of transformers' conversions.
@@ -14,6 +14,7 @@ _SOURCES = {
     ("down_proj", _MERGE): ("down_proj",),
 }
 _NUMBER = r"(\d+)"
+_LAYER = re.compile(r"(.+)\.\d+\.([^.]+)")
 
 
 def unfused_conversions(conversions: Iterable[Any]) -> list[Any]:
@@ -45,6 +46,12 @@ def unknown_conversions(conversions: Iterable[Any]) -> list[str]:
 def is_expert_name(name: str, modules: Iterable[str]) -> bool:
     """Return whether a layer belongs to an expert of one of the given modules."""
     return any(re.match(rf"{re.escape(module)}\.\d+\.", f"{name}.") for module in modules)
+
+
+def expert_projection(name: str, modules: Container[str]) -> str | None:
+    """Return the name of an expert's layer without the expert's number; None if it belongs to none of the modules."""
+    found = _LAYER.fullmatch(name)
+    return f"{found[1]}.{found[2]}" if found is not None and found[1] in modules else None
 
 
 def _merged_projections(conversion: Any) -> tuple[str, ...] | None:

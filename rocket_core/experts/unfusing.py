@@ -33,7 +33,7 @@ def unfuse(model: PreTrainedModel) -> None:
 
 def fuse(model: PreTrainedModel) -> None:
     """Undo `unfuse`, in place, with the weights that the layers have by now; all of them must be dense."""
-    unfused = {name: module for name, module in model.named_modules() if isinstance(module, UnfusedExperts)}
+    unfused = unfused_modules(model)
     for name, module in unfused.items():
         model.set_submodule(name, _fused(module))
     if unfused:
@@ -42,19 +42,23 @@ def fuse(model: PreTrainedModel) -> None:
 
 def has_unfused(model: PreTrainedModel) -> bool:
     """Return whether a model has unfused experts."""
-    return any(isinstance(module, UnfusedExperts) for module in model.modules())
+    return bool(unfused_modules(model))
+
+
+def unfused_modules(model: PreTrainedModel) -> dict[str, UnfusedExperts]:
+    """Return the modules of a model that have unfused experts, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, UnfusedExperts)}
 
 
 def fused_parameters(model: PreTrainedModel) -> dict[str, FusedParameter]:
     """Return the parameters that modules had before unfusing, by name."""
     found: dict[str, FusedParameter] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, UnfusedExperts):
-            parts: dict[str, dict[str, ExpertPart]] = {}
-            for parameter, part in module.layout.parts():
-                parts.setdefault(part.parameter, {})[f"{name}.{parameter}"] = part
-            for fused, shape in module.layout.shapes().items():
-                found[f"{name}.{fused}"] = FusedParameter(shape=shape, parts=parts[fused])
+    for name, module in unfused_modules(model).items():
+        parts: dict[str, dict[str, ExpertPart]] = {}
+        for parameter, part in module.layout.parts():
+            parts.setdefault(part.parameter, {})[f"{name}.{parameter}"] = part
+        for fused, shape in module.layout.shapes().items():
+            found[f"{name}.{fused}"] = FusedParameter(shape=shape, parts=parts[fused])
     return found
 
 

@@ -11,7 +11,7 @@ References:
     in all of them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ PARTS = ("weight_packed", "weight_scale", "weight_shape")
 """Tensors of a layer, by the end of their names."""
 
 _FORMAT = "pack-quantized"
+_EXPERTS = r"re:.*\.experts\..*"
 _WORD_BITS = 32
 
 
@@ -73,19 +74,26 @@ def plan_layer(
         yield plan_tensor(base + part, *stored, make)
 
 
-def quantization_config(formats: Mapping[str, tuple[CodeFormat, int]], dense: Sequence[str]) -> dict[str, Any]:
+def quantization_config(
+    formats: Mapping[str, tuple[CodeFormat, int]], dense: Sequence[str], *, experts: Collection[str] = ()
+) -> dict[str, Any]:
     """Return the `quantization_config` of `config.json`: a group of layers for each format.
 
     Groups of more bits come first: `transformers` with `dequantize=True` takes the bits of the first group for all
     layers, which fails for narrower ones instead of giving wrong weights.
 
+    Experts are named by one pattern: vLLM asks for `experts.0.gate_proj` whatever the checkpoint calls it, and
+    `transformers` takes the group whose pattern mentions experts for all of them.
+
     Args:
         formats: format and input features of each quantized layer, by module name.
-        dense: module names of all other linear layers.
+        dense: module names of all other linear layers and routers.
+        experts: which of all these are layers of experts; those in `formats` have the same bits and size of groups.
     """
+    widest = max((d_in for name, (_, d_in) in formats.items() if name in experts), default=0)
     schemes: dict[tuple[int, int], list[str]] = {}
     for name, (code_format, d_in) in formats.items():
-        group = -1 if code_format.group_size >= d_in else code_format.group_size
+        group = -1 if code_format.group_size >= (widest if name in experts else d_in) else code_format.group_size
         schemes.setdefault((code_format.bits, group), []).append(name)
     ordered = sorted(schemes.items(), key=lambda scheme: (-scheme[0][0], scheme[0][1]))
     return {
@@ -93,12 +101,19 @@ def quantization_config(formats: Mapping[str, tuple[CodeFormat, int]], dense: Se
         "format": _FORMAT,
         "quantization_status": "compressed",
         "config_groups": {
-            f"group_{number}": _scheme(bits, group, targets) for number, ((bits, group), targets) in enumerate(ordered)
+            f"group_{number}": _scheme(bits, group, _patterned(targets, experts))
+            for number, ((bits, group), targets) in enumerate(ordered)
         },
-        "ignore": list(dense),
+        "ignore": _patterned(dense, experts),
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
+
+
+def _patterned(names: Sequence[str], experts: Collection[str]) -> list[str]:
+    """Return the names, with those of experts replaced by the pattern."""
+    others = [name for name in names if name not in experts]
+    return others if len(others) == len(names) else [*others, _EXPERTS]
 
 
 def _scheme(bits: int, group: int, targets: list[str]) -> dict[str, Any]:

@@ -7,6 +7,14 @@ from typing import Any
 
 from rocket_core.errors import UnsupportedExportError
 from rocket_core.exports.gguf_file import GgufValue
+from rocket_core.exports.gguf_mixtures import (
+    MIXTRAL_MODULES,
+    MIXTURE_MODULES,
+    SHARED_EXPERT_MODULES,
+    Mixture,
+    mixture_metadata,
+    unsupported_mixture,
+)
 
 _SILU, _GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu")
 # Upper bounds, far above those of any model, so that absurd settings take no memory.
@@ -51,6 +59,10 @@ class Family:
         biased: whether linear layers may have biases.
         ropes: ways to extend the range of positions, other than the common ones.
         layer_pattern: every so many layers one attends to all tokens, the others to a window; 0 if all attend to all.
+        untied: whether the head must not be the token embedding.
+        full_heads: whether the heads of queries must be as wide as the states together.
+        equal_heads: whether there must be as many heads of keys as of queries.
+        mixture: its experts; None if it has none.
     """
 
     arch: str
@@ -62,6 +74,10 @@ class Family:
     biased: bool = False
     ropes: tuple[str, ...] = ()
     layer_pattern: int = 0
+    untied: bool = False
+    full_heads: bool = False
+    equal_heads: bool = False
+    mixture: Mixture | None = None
 
 
 _LLAMA = Family(arch="llama", modules=_ATTENTION | _NORMS | _MLP, interleaved=True, biased=True, ropes=("llama3",))
@@ -78,11 +94,49 @@ def _gemma(arch: str, modules: dict[str, str], layer_pattern: int = 0) -> Family
     )
 
 
+_MIXTRAL = Family(
+    arch="llama",
+    modules=_ATTENTION | _NORMS | MIXTRAL_MODULES,
+    interleaved=True,
+    mixture=Mixture(sizes={}, normalized=True),
+)
+_QWEN2_MOE = Family(
+    arch="qwen2moe",
+    modules=_ATTENTION | _NORMS | MIXTURE_MODULES | SHARED_EXPERT_MODULES,
+    biased=True,
+    untied=True,
+    full_heads=True,
+    mixture=Mixture(
+        sizes={
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+        normalized=False,
+    ),
+)
+_QWEN3_MOE = Family(
+    arch="qwen3moe",
+    modules=_ATTENTION | _HEAD_NORMS | _NORMS | MIXTURE_MODULES,
+    mixture=Mixture(sizes={"expert_feed_forward_length": "moe_intermediate_size"}, normalized=True),
+)
+_OLMOE = Family(
+    arch="olmoe",
+    modules=_ATTENTION | _HEAD_NORMS | _NORMS | MIXTURE_MODULES,
+    untied=True,
+    full_heads=True,
+    equal_heads=True,
+    mixture=Mixture(sizes={}, normalized=False),
+)
+
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
+    "MixtralForCausalLM": _MIXTRAL,
     "Qwen2ForCausalLM": Family(arch="qwen2", modules=_ATTENTION | _NORMS | _MLP, biased=True),
+    "Qwen2MoeForCausalLM": _QWEN2_MOE,
     "Qwen3ForCausalLM": Family(arch="qwen3", modules=_ATTENTION | _HEAD_NORMS | _NORMS | _MLP),
+    "Qwen3MoeForCausalLM": _QWEN3_MOE,
+    "OlmoeForCausalLM": _OLMOE,
     "GemmaForCausalLM": _gemma("gemma", _NORMS),
     "Gemma2ForCausalLM": _gemma("gemma2", _FOUR_NORMS, 2),
     "Gemma3ForCausalLM": _gemma("gemma3", _HEAD_NORMS | _FOUR_NORMS, 6),
@@ -147,6 +201,7 @@ def family_metadata(config: Mapping[str, Any], family: Family) -> dict[str, Gguf
         "attention.value_length": _whole(head_dim(config)),
         "attention.layer_norm_rms_epsilon": _real(config.get("rms_norm_eps", 1e-6)),
         **_rope_metadata(config, family),
+        **(mixture_metadata(config, family.mixture) if family.mixture else {}),
     }
     if family.layer_pattern:
         metadata["attention.sliding_window"] = _whole(config["sliding_window"])
@@ -205,9 +260,23 @@ def _check(config: Mapping[str, Any], family: Family) -> None:
             raise _refuse(f"biases ({key}), which {family.arch} has no place for")
     if family.tied and not is_tied(config, family):
         raise _refuse(f"a head that is not the token embedding, which {family.arch} has no place for")
+    if family.untied and is_tied(config, family):
+        raise _refuse(f"a head that is the token embedding, and {family.arch} needs one of its own")
     if config.get("partial_rotary_factor", 1.0) != 1.0 and family.arch != "phi3":
         raise _refuse("rotations of a part of each head")
+    _check_heads(config, family)
     _check_gemma(config, family)
+    unsupported = None if family.mixture is None else unsupported_mixture(config, family.mixture)
+    if unsupported is not None:
+        raise _refuse(unsupported)
+
+
+def _check_heads(config: Mapping[str, Any], family: Family) -> None:
+    heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
+    if family.full_heads and heads * head_dim(config) != width:
+        raise _refuse(f"{heads} heads of size {head_dim(config)}, and {family.arch} needs {width} together")
+    if family.equal_heads and key_heads(config) != heads:
+        raise _refuse(f"{key_heads(config)} heads of keys, and {family.arch} has as many as of queries, {heads}")
 
 
 def _check_gemma(config: Mapping[str, Any], family: Family) -> None:

@@ -114,24 +114,16 @@ def gguf_bytes(metadata: Mapping[str, GgufValue], tensors: Iterable[tuple[str, S
     return len(_header(metadata, planned)) + sum(_padded(tensor.nbytes) for tensor in planned)
 
 
-def write_gguf(
-    stream: BinaryIO,
-    metadata: Mapping[str, GgufValue],
-    tensors: Sequence[GgufTensor],
-    *,
-    on_tensor: Callable[[str], None] = lambda _name: None,
-) -> int:
+def write_gguf(stream: BinaryIO, metadata: Mapping[str, GgufValue], tensors: Sequence[GgufTensor]) -> int:
     """Write a file, and return its size.
 
     Args:
         stream: stream to write to, at its beginning.
         metadata: values by key, in the order in which they are written.
         tensors: the tensors, in the order in which they are written.
-        on_tensor: called with each name before the tensor is written.
     """
     total = stream.write(_header(metadata, tensors))
     for tensor in tensors:
-        on_tensor(tensor.name)
         written = 0
         for chunk in tensor.chunks():
             written += stream.write(chunk)

@@ -1,7 +1,8 @@
 """A model as a GGUF file: what it will contain, judged and planned from settings and tokenizer. Loads no torch."""
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,18 @@ from rocket_core.exports.gguf_families import (
     rope_factors,
 )
 from rocket_core.exports.gguf_file import GgufValue, Storage, gguf_bytes
+from rocket_core.exports.gguf_mixtures import ROUTERS, expert_count
 from rocket_core.exports.gguf_tokenizer import tokenizer_metadata
 
 _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)(\..+)")
+_WRITTEN = re.compile(r"blk\.(\d+)\.([^.]+)\.(weight|bias)")
 _HEAD = "lm_head.weight"
+_WHOLE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    _HEAD: "output.weight",
+}
 # Version of the block types' layouts.
 _QUANTIZATION_VERSION = 2
 
@@ -34,11 +42,27 @@ class TensorRules:
         name: its name in the file.
         head_rows: rows of a head whose two halves are interleaved; 0 if rows stay in place.
         shift: what is added to each number.
+        exact: whether it is stored as F32, as vectors always are.
+        flat: whether it is written as a vector.
+        expert: its place in a tensor of all experts; None if it is a tensor by itself.
     """
 
     name: str
     head_rows: int = 0
     shift: float = 0.0
+    exact: bool = False
+    flat: bool = False
+    expert: int | None = None
+
+    def form(self, shape: Sequence[int], wanted: Storage) -> tuple[tuple[int, ...], Storage]:
+        """Return the shape that is written, and how its numbers are stored.
+
+        Args:
+            shape: shape of the tensor.
+            wanted: storage for matrices.
+        """
+        written = (math.prod(shape),) if self.flat else tuple(shape)
+        return written, "F32" if self.exact or len(written) == 1 else wanted
 
     def row_order(self, rows: int) -> list[int] | None:
         """Return for each row of the file the row of the checkpoint; None if rows stay in place.
@@ -55,6 +79,23 @@ class TensorRules:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedTensor:
+    """A tensor of the file that is written from tensors of the checkpoint.
+
+    Attributes:
+        name: its name.
+        shape: its shape, in torch's order.
+        storage: how its numbers are stored.
+        parts: names in the checkpoint, each with its rules: of one tensor, or of every expert's in their order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    storage: Storage
+    parts: Mapping[str, TensorRules]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GgufPlan:
     """What the file of a model will contain.
 
@@ -64,6 +105,7 @@ class GgufPlan:
         computed: tensors that follow from the settings, by name; stored as F32.
         tied: whether the head is the token embedding.
         head_rows: rows of a head of queries and keys.
+        experts: experts of a block; 0 if it has none.
     """
 
     family: Family
@@ -71,6 +113,7 @@ class GgufPlan:
     computed: Mapping[str, tuple[float, ...]]
     tied: bool
     head_rows: int
+    experts: int = 0
 
     def tensor(self, key: str) -> TensorRules | None:
         """Return how a tensor of the checkpoint is written; None if it is left out.
@@ -84,42 +127,89 @@ class GgufPlan:
         if key.endswith("rotary_emb.inv_freq") or (key == _HEAD and self.tied):
             return None
         shift = 1.0 if self.family.shifted_norms and key.endswith("norm.weight") else 0.0
-        if key == _HEAD:
-            return TensorRules(name="output.weight")
         if key in _WHOLE:
             return TensorRules(name=_WHOLE[key], shift=shift)
         block = _BLOCK.fullmatch(key)
-        module = self.family.modules.get(block[2]) if block else None
+        expert = _EXPERT.fullmatch(block[2]) if block else None
+        module = self.family.modules.get(expert[1] + expert[3] if expert else block[2]) if block else None
         if block is None or module is None:
             raise UnsupportedExportError(f"llama.cpp's {self.family.arch} has no tensor for {key}")
         turned = self.family.interleaved and module in {"attn_q", "attn_k"}
         return TensorRules(
-            name=f"blk.{block[1]}.{module}.{block[3]}", head_rows=self.head_rows if turned else 0, shift=shift
+            name=f"blk.{block[1]}.{module}.{block[3]}",
+            head_rows=self.head_rows if turned else 0,
+            shift=shift,
+            exact=module in ROUTERS or module.endswith("norm"),
+            flat=module == "ffn_gate_inp_shexp",
+            expert=int(expert[2]) if expert else None,
         )
 
-    def storage(self, key: str, shape: Sequence[int], wanted: Storage) -> Storage:
-        """Return how a tensor is stored: as wanted, except that vectors are always F32.
+    def tensors(self, stored: Iterable[tuple[str, Sequence[int], Storage]]) -> list[PlannedTensor]:
+        """Return the tensors of the file that are written from the checkpoint, in their order.
 
         Args:
-            key: its name in the checkpoint.
-            shape: its shape.
-            wanted: storage for matrices.
-        """
-        return "F32" if len(shape) == 1 or "norm" in key else wanted
+            stored: name, shape and wanted storage of each tensor of the checkpoint; the storage applies to matrices.
 
-    def file_bytes(self, tensors: Iterable[tuple[str, Sequence[int], Storage]]) -> int:
+        Raises:
+            UnsupportedExportError: llama.cpp has no such tensor, or an expert is missing.
+        """
+        parts: dict[str, dict[str, TensorRules]] = {}
+        forms: dict[str, set[tuple[tuple[int, ...], Storage]]] = {}
+        for key, shape, wanted in stored:
+            rules = self.tensor(key)
+            if rules is not None:
+                parts.setdefault(rules.name, {})[key] = rules
+                forms.setdefault(rules.name, set()).add(rules.form(shape, wanted))
+        return [self._joined(name, found, forms[name]) for name, found in parts.items()]
+
+    def _joined(
+        self, name: str, parts: Mapping[str, TensorRules], forms: Collection[tuple[tuple[int, ...], Storage]]
+    ) -> PlannedTensor:
+        assert len(forms) == 1, f"the experts in {name} differ: {forms}"
+        [(shape, storage)] = forms
+        experts = [rules.expert for rules in parts.values() if rules.expert is not None]
+        if experts:
+            if sorted(experts) != list(range(self.experts)):
+                raise UnsupportedExportError(
+                    f"The checkpoint has {len(experts)} experts for {name}, and its settings {self.experts}; "
+                    "fetch the checkpoint again"
+                )
+            shape = (self.experts, *shape)
+            parts = dict(sorted(parts.items(), key=lambda part: part[1].expert or 0))
+        return PlannedTensor(name=name, shape=shape, storage=storage, parts=parts)
+
+    def keys(self, name: str) -> tuple[str, ...]:
+        """Return the names in a checkpoint of what a tensor of the file is written from; none if it is computed.
+
+        Args:
+            name: its name in the file.
+
+        Raises:
+            UnsupportedExportError: the family has no such tensor.
+        """
+        if name in self.computed:
+            return ()
+        whole = next((key for key, written in _WHOLE.items() if written == name), None)
+        if whole is not None:
+            return (whole,)
+        block = _WRITTEN.fullmatch(name)
+        module = {known: module for module, known in self.family.modules.items()}.get(block[2]) if block else None
+        if block is None or module is None:
+            raise UnsupportedExportError(f"llama.cpp's {self.family.arch} has no tensor {name}")
+        before, experts, projection = module.partition(".experts.")
+        modules = [f"{before}.experts.{number}.{projection}" for number in range(self.experts)] if experts else [module]
+        return tuple(f"model.layers.{block[1]}.{module}.{block[3]}" for module in modules)
+
+    def file_bytes(self, stored: Iterable[tuple[str, Sequence[int], Storage]]) -> int:
         """Return the size of the file.
 
         Args:
-            tensors: name in the checkpoint, shape and wanted storage of each tensor of the checkpoint.
+            stored: see `tensors`.
         """
         planned: list[tuple[str, Sequence[int], Storage]] = [
             (name, (len(values),), "F32") for name, values in self.computed.items()
         ]
-        for key, shape, wanted in tensors:
-            rules = self.tensor(key)
-            if rules is not None:
-                planned.append((rules.name, shape, self.storage(key, shape, wanted)))
+        planned += [(tensor.name, tensor.shape, tensor.storage) for tensor in self.tensors(stored)]
         return gguf_bytes(self.metadata, planned)
 
 
@@ -161,6 +251,7 @@ def _plan(config: Mapping[str, Any], folder: Path, name: str | None) -> GgufPlan
         computed=rope_factors(config, family),
         tied=is_tied(config, family),
         head_rows=head_dim(config),
+        experts=0 if family.mixture is None else expert_count(config),
     )
 
 

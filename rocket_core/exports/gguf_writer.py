@@ -1,6 +1,6 @@
 """Writing of a model's GGUF file from tensors that are produced one by one."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rocket_core.exports.gguf_file import GgufTensor, Storage, write_gguf
-from rocket_core.exports.gguf_model import GgufPlan, TensorRules
+from rocket_core.exports.gguf_model import GgufPlan, PlannedTensor, TensorRules
 from rocket_core.system.files import atomic_write
 
 _DTYPES: dict[Storage, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -37,24 +37,23 @@ def write_model(
 ) -> int:
     """Write the file, and return its size, which is `plan.file_bytes` of the sources.
 
-    One tensor is in memory at a time.
+    One tensor of the checkpoint is in memory at a time.
 
     Args:
         path: the file.
         plan: what it contains.
         sources: the tensors of the checkpoint, in the order in which they are written.
-        on_tensor: called with each name before the tensor is written.
+        on_tensor: called with the name of each source before it is written.
 
     Raises:
         UnsupportedExportError: llama.cpp has no such tensor.
     """
+    by_key = {source.key: source for source in sources}
     tensors = [_computed(name, values) for name, values in plan.computed.items()]
-    for source in sources:
-        rules = plan.tensor(source.key)
-        if rules is not None:
-            tensors.append(_stored(source, rules, plan.storage(source.key, source.shape, source.storage)))
+    for tensor in plan.tensors((source.key, source.shape, source.storage) for source in sources):
+        tensors.append(_stored(tensor, by_key, on_tensor))
     with atomic_write(path) as stream:
-        return write_gguf(stream, plan.metadata, tensors, on_tensor=on_tensor)
+        return write_gguf(stream, plan.metadata, tensors)
 
 
 def _computed(name: str, values: tuple[float, ...]) -> GgufTensor:
@@ -64,19 +63,25 @@ def _computed(name: str, values: tuple[float, ...]) -> GgufTensor:
     return GgufTensor(name=name, shape=(len(values),), storage="F32", chunks=chunks)
 
 
-def _stored(source: GgufSource, rules: TensorRules, storage: Storage) -> GgufTensor:
+def _stored(tensor: PlannedTensor, sources: Mapping[str, GgufSource], on_tensor: Callable[[str], None]) -> GgufTensor:
     def chunks() -> Iterator[bytes]:
-        tensor = source.read().detach().cpu()
-        order = rules.row_order(source.shape[0])
-        if order is not None:
-            tensor = tensor[order]
-        if storage in _DTYPES:
-            assert tuple(tensor.shape) == source.shape, (source.key, tensor.shape, source.shape)
-            shifted = tensor.float() + rules.shift if rules.shift else tensor
-            tensor = shifted.to(_DTYPES[storage])
-        yield _bytes(tensor)
+        for key, rules in tensor.parts.items():
+            on_tensor(key)
+            yield _bytes(_written(sources[key], rules, tensor.storage))
 
-    return GgufTensor(name=rules.name, shape=source.shape, storage=storage, chunks=chunks)
+    return GgufTensor(name=tensor.name, shape=tensor.shape, storage=tensor.storage, chunks=chunks)
+
+
+def _written(source: GgufSource, rules: TensorRules, storage: Storage) -> Tensor:
+    tensor = source.read().detach().cpu()
+    order = rules.row_order(source.shape[0])
+    if order is not None:
+        tensor = tensor[order]
+    if storage in _DTYPES:
+        assert tuple(tensor.shape) == source.shape, (source.key, tensor.shape, source.shape)
+        shifted = tensor.float() + rules.shift if rules.shift else tensor
+        tensor = shifted.to(_DTYPES[storage])
+    return tensor
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -35,10 +35,11 @@ def check_engine(settings: Mapping[str, object], itemsize: int, config: Compress
             f"{', '.join(classes)}; use the engine rocket"
         )
     experts = find_number(settings, _EXPERTS) or 1
-    if experts > 1:
+    if experts > 1 and not set(classes) & set(engine.mixtures):
+        written = f"; those that it does are {', '.join(engine.mixtures)}" if engine.mixtures else ""
         raise UnsupportedArchitectureError(
-            f"{model} is a mixture of {experts} experts, which Rocket does not write for "
-            f"{engine.title}; use the engine rocket"
+            f"{model} is a mixture of {experts} experts ({', '.join(classes)}), which Rocket does not write for "
+            f"{engine.title}{written}; use the engine rocket"
         )
     if engine.sixteen_bits and itemsize != _SIXTEEN_BITS:
         raise InvalidConfigError(

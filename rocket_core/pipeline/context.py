@@ -87,11 +87,14 @@ class Run:
         Args:
             stored: layers that do not stay dense.
         """
-        entries = self.checkpoint.entries
         if not any(isinstance(self._entry(layer), PartEntry) for layer in stored):
-            return entries
+            return self.checkpoint.entries
+        return self.split_entries()
+
+    def split_entries(self) -> Mapping[str, TensorEntry]:
+        """Return the tensors of the checkpoint by name, with those of all experts split into those of each."""
         split: dict[str, TensorEntry] = {}
-        for key, entry in entries.items():
+        for key, entry in self.checkpoint.entries.items():
             parts: Mapping[str, TensorEntry] = self.loader.parts(key)
             split |= parts or {key: entry}
         return split

@@ -18,11 +18,12 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
     WorkFolderError,
 )
-from rocket_core.experts import UnfusedExperts, is_expert_name, unknown_experts
+from rocket_core.experts import is_expert_name, unfused_modules, unknown_experts
 from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import sample_positions
+from rocket_core.inspection.layer_names import last_part
 from rocket_core.inspection.model_advice import advice_on_folder
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, read_start
@@ -44,6 +45,7 @@ from rocket_core.models.architecture import (
 from rocket_core.models.pretrained import check_settings
 from rocket_core.models.token_tables import TokenTable, token_modules
 from rocket_core.pipeline.context import FLOATS, Run
+from rocket_core.pipeline.format_groups import check_experts
 from rocket_core.pipeline.requirements import check_target
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.system.devices import compute_dtype, resolve_device
@@ -94,6 +96,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         tables=tables,
         gguf=plan_gguf(named, source.folder) if "gguf" in config.export else None,
     )
+    check_experts(run)
     check_target(run)
     return run
 
@@ -204,6 +207,8 @@ def _select(
     for name in names:
         if name not in skipped and loader.entry(f"{name}.weight") is None:
             skipped[name] = "stored merged with other tensors in the checkpoint"
+        if last_part(name) in config.reader.exact:
+            skipped.setdefault(name, f"{config.reader.title} reads it as it is")
     layers = tuple(tuple(name for name in block if name not in skipped) for block in architecture.layers)
     if not any(layers):
         raise UnsupportedArchitectureError(
@@ -225,7 +230,7 @@ def _unknown_parameters(architecture: Architecture) -> dict[str, str]:
 def _check_sequential(
     architecture: Architecture, layers: Sequence[Sequence[str]], config: CompressionConfig, model: str
 ) -> None:
-    modules = [name for name, part in architecture.model.named_modules() if isinstance(part, UnfusedExperts)]
+    modules = unfused_modules(architecture.model)
     if config.sequential and modules and any(is_expert_name(name, modules) for block in layers for name in block):
         raise InvalidConfigError(
             f"{model} is a mixture of experts, and sequential compression (preset best) does not know which tokens an "

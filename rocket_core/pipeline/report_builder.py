@@ -11,6 +11,7 @@ from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile
 from rocket_core.config import HUB_TASKS, CompressionConfig
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.format_groups import format_groups
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.profile import Profiled, objective_of
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
@@ -81,7 +82,7 @@ def model_profile(run: Run, identity: RunIdentity, profiled: Profiled) -> ModelP
         layers=profiled.profiles,
         tables=profiled.tables,
         ratio_counts_tables=run.config.ratio_counts_tables,
-        one_format_per_input=run.config.reader.one_format_per_input,
+        format_groups=format_groups(run, profiled.profiles),
     )
 
 

@@ -15,13 +15,21 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 TEXT = Path("examples/tiny-llama/heldout.txt")
@@ -68,7 +76,22 @@ _YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-MODELS = {
+EXPERTS = 4
+_CHOSEN = {"num_experts_per_tok": 2}
+_QWEN = _CHOSEN | {"num_experts": EXPERTS, "moe_intermediate_size": 32}
+MIXTURES = {
+    "mixtral": (MixtralForCausalLM, MixtralConfig, _CHOSEN | {"num_local_experts": EXPERTS, "sliding_window": None}),
+    "qwen2_moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig,
+        _QWEN | {"shared_expert_intermediate_size": 64, "norm_topk_prob": False},
+    ),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _QWEN | {"head_dim": 32, "norm_topk_prob": True}),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig, _CHOSEN | {"num_experts": EXPERTS, "num_key_value_heads": 4}),
+}
+"""Those of `MODELS` that are mixtures of experts."""
+
+MODELS = MIXTURES | {
     "llama": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
     "llama3": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": _LLAMA3, "attention_bias": True, "mlp_bias": True}),
     "linear": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": _LINEAR, "head_dim": 32}),
@@ -93,6 +116,8 @@ def build(name, **changes):
         for key, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
+            elif key.endswith("mlp.gate.weight"):
+                parameter.copy_(torch.randn_like(parameter))
             elif "embed_tokens" in key:
                 parameter.copy_(torch.randn_like(parameter) * 0.3)
     return model

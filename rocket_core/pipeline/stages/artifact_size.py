@@ -126,7 +126,7 @@ def spare_bytes(run: Run, allocation: Allocation, selected: Sequence[tuple[Layer
 def _gguf_bytes(run: Run, plan: GgufPlan, types: Mapping[str, BlockType]) -> int:
     """Return the bytes of a GGUF file, given the block types of tensors that are not dense."""
     dense = gguf_storage(run.dtype)
-    entries = run.checkpoint.entries.items()
+    entries = run.split_entries().items()
     return plan.file_bytes((key, entry.shape, types.get(key, dense)) for key, entry in entries)
 
 

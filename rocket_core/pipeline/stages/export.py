@@ -20,6 +20,7 @@ from rocket_core.checkpoint import (
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.code_format import CodeFormat
 from rocket_core.engines import ExportKind
+from rocket_core.experts import expert_projection, unfused_modules
 from rocket_core.exports import compressed_tensors
 from rocket_core.exports.gguf_file import Storage
 from rocket_core.exports.gguf_writer import GgufSource, write_model
@@ -125,19 +126,20 @@ def plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
 
 def _write_gguf(run: Run, work: WorkFolder, folder: Path, stored: Mapping[str, LayerReport], monitor: Monitor) -> None:
     assert run.gguf is not None, "the settings have the export"
-    kinds, tensors = run.config.export, iter(range(len(run.checkpoint.entries)))
-    begin, count = kinds.index("gguf"), len(run.checkpoint.entries)
+    kinds = run.config.export
+    begin = kinds.index("gguf")
     sources = []
-    for key, entry in run.checkpoint.entries.items():
+    for key, entry in run.split_entries().items():
         layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
         blocks = None if layer is None else stored_blocks(work, layer.name)
         storage, read = (gguf_storage(run.dtype), entry.read) if blocks is None else (blocks[0], blocks[1].read)
         sources.append(GgufSource(key=key, shape=tuple(entry.shape), storage=storage, read=read))
+    tensors, count = iter(range(len(sources))), len(sources)
     write_model(
         folder / GGUF_NAME,
         run.gguf,
         sources,
-        on_tensor=lambda name: monitor.step((begin + next(tensors, count) / count) / len(kinds), name),
+        on_tensor=lambda key: monitor.step((begin + next(tensors) / count) / len(kinds), key),
     )
     (folder / MODELFILE_NAME).write_text(f"FROM ./{GGUF_NAME}\n", encoding="utf-8")
 
@@ -182,11 +184,25 @@ def _quantization(
             return None
         case "compressed-tensors":
             formats = {layer.name: (_code_format(work, layer.name), layer.d_in) for layer in stored.values()}
-            linear = (name for name, part in run.architecture.model.named_modules() if isinstance(part, nn.Linear))
-            dense = [name for name in linear if name not in formats]
-            return compressed_tensors.quantization_config(formats, dense) if formats else None
+            linear = [name for name, part in run.architecture.model.named_modules() if isinstance(part, nn.Linear)]
+            dense = [name for name in linear if name not in formats] + _routers(run)
+            mixtures = unfused_modules(run.architecture.model)
+            experts = {name for name in linear if expert_projection(name, mixtures) is not None}
+            return compressed_tensors.quantization_config(formats, dense, experts=experts) if formats else None
         case _:
             assert_never(kind)
+
+
+def _routers(run: Run) -> list[str]:
+    """Return the names in the files of the modules that choose experts."""
+    model = run.architecture.model
+    blocks = [name.rpartition(".")[0] for name in unfused_modules(model)]
+    return [
+        run.disk_name(f"{block}.{name}")
+        for block in blocks
+        for name, part in model.get_submodule(block).named_children()
+        if "weight" in part._parameters and not isinstance(part, nn.Linear)
+    ]
 
 
 def _code_format(work: WorkFolder, name: str) -> CodeFormat:

@@ -7,7 +7,7 @@ import pytest
 
 from rocket_core.allocation import Allocator, chosen
 from rocket_core.budget import parameter_budget
-from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.candidates import Candidate, FormatGroup, LayerProfile
 
 WAYS = [(4, 32), (4, 64), (8, 32)]
 
@@ -46,6 +46,47 @@ def layers(seed):
     return profiles
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_groups_may_have_to_be_quantized(dense):
+    profiles = layers(0)
+    groups = [FormatGroup(layers=("layer1", "layer3"), dense=dense)]
+    allocator = Allocator(profiles, objective="fisher", cap_slack=0.0, budget_unit="bytes", format_groups=groups)
+    kinds = [found.kind for _, found in chosen(profiles, allocator.allocate(0.0), itemsize=1)]
+    expected = "dense" if dense else "quantized"
+    assert kinds == ["dense", expected, "dense", expected]
+
+
+def test_block_types_are_told_apart():
+    profiles = []
+    for number, types in enumerate((("Q8_0", "Q4_0"), ("Q4_0", "Q8_0"))):
+        options = [
+            Candidate(
+                kind="quantized",
+                block_type=block_type,
+                kept_parameters=500,
+                stored_bytes={"Q8_0": 500, "Q4_0": 250}[block_type],
+                reconstruction_error=0.1,
+                weight_error=0.1,
+                loss=0.1 + number,
+            )
+            for block_type in types
+        ]
+        profiles.append(
+            LayerProfile(
+                name=f"layer{number}",
+                d_in=32,
+                d_out=1,
+                input_group=f"layer{number}",
+                tokens=9,
+                candidates=(candidate(), *options),
+            )
+        )
+    groups = [FormatGroup(layers=("layer0", "layer1"))]
+    allocator = Allocator(profiles, objective="fisher", cap_slack=0.0, budget_unit="bytes", format_groups=groups)
+    found = [candidate.block_type for _, candidate in chosen(profiles, allocator.allocate(0.6), itemsize=1)]
+    assert found == ["Q4_0", "Q4_0"]
+
+
 def way(found):
     return found.kind, found.bits, found.group_size
 
@@ -54,7 +95,12 @@ def way(found):
 def test_the_allocation_is_the_best_that_agrees(seed):
     profiles = layers(seed)
     allocator = Allocator(
-        profiles, objective="fisher", cap_slack=0.0, budget_unit="bytes", itemsize=2, one_format_per_input=True
+        profiles,
+        objective="fisher",
+        cap_slack=0.0,
+        budget_unit="bytes",
+        itemsize=2,
+        format_groups=[FormatGroup(layers=("layer0", "layer1", "layer2"))],
     )
     ratio = round(min(0.4, allocator.reachable_ratio), 4)
     selected = chosen(profiles, allocator.allocate(ratio), itemsize=2)

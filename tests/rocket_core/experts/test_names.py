@@ -3,7 +3,7 @@ from safetensors import safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import Concatenate, Interleave, MergeModulelist, WeightConverter, WeightRenaming
 
-from rocket_core.experts import find_fused, is_expert_name, unfuse, unfused_conversions
+from rocket_core.experts import expert_projection, find_fused, is_expert_name, unfuse, unfused_conversions
 from rocket_core.experts.names import unknown_conversions
 from tests.reference.tiny_mixtures import EXPERTS, MIXTURES
 
@@ -77,3 +77,10 @@ def test_names_of_experts_are_told_from_others():
     assert not is_expert_name("model.layers.1.mlp.experts.gate_up_proj", modules)
     assert not is_expert_name("model.layers.11.mlp.experts.12.up_proj", modules)
     assert not is_expert_name("model.layers.1.mlp.shared_experts.up_proj", modules)
+
+
+def test_a_projection_is_named_without_the_expert():
+    modules = ["model.layers.1.mlp.experts"]
+    assert expert_projection("model.layers.1.mlp.experts.12.up_proj", modules) == "model.layers.1.mlp.experts.up_proj"
+    for other in ("model.layers.11.mlp.experts.12.up_proj", "model.layers.1.mlp.shared_expert.up_proj", "lm_head"):
+        assert expert_projection(other, modules) is None

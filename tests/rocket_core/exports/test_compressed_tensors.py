@@ -74,6 +74,20 @@ def test_scales_are_exact_in_both_dtypes(code_format):
     assert (finer - values).abs().sum() < (exact - values).abs().sum()
 
 
+def test_experts_are_named_by_one_pattern():
+    code_format = next(found for found in FORMATS if (found.bits, found.group_size) == (4, 128))
+    experts = {f"mlp.experts.{number}.{part}_proj" for number in range(3) for part in ("up", "down")}
+    # A group of 128 inputs is the whole output of one projection, and half of the other's.
+    formats = {name: (code_format, 128 if "up" in name else 256) for name in sorted(experts)}
+    config = quantization_config(formats | {"q_proj": (code_format, 256)}, ["mlp.gate"], experts=experts)
+    [group] = config["config_groups"].values()
+    assert group["targets"] == ["q_proj", r"re:.*\.experts\..*"]
+    assert (group["weights"]["strategy"], group["weights"]["group_size"]) == ("group", 128)
+    assert config["ignore"] == ["mlp.gate"]
+    dense = quantization_config({"q_proj": (code_format, 256)}, ["mlp.gate", *sorted(experts)], experts=experts)
+    assert dense["ignore"] == ["mlp.gate", r"re:.*\.experts\..*"]
+
+
 def test_groups_of_more_bits_come_first():
     formats = {f"layer{number}": (code_format, SHAPE[0]) for number, code_format in enumerate(FORMATS)}
     config = quantization_config(formats, ["lm_head"])

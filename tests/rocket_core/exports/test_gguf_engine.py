@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocket_core.exports.gguf_blocks import pack_blocks
@@ -48,10 +48,12 @@ def export(folder, path, choose=lambda key, shape: "F32"):
     return rounded
 
 
-def reconstruction(folder, rounded):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.load_state_dict(rounded, strict=False)
-    return model
+def reconstruction(folder, rounded, copy):
+    """Return the model with rounded weights, out of a checkpoint of them."""
+    copy.mkdir()
+    (copy / "config.json").write_bytes((folder / "config.json").read_bytes())
+    save_file({key: tensor.contiguous() for key, tensor in rounded.items()}, copy / "model.safetensors")
+    return AutoModelForCausalLM.from_pretrained(copy, dtype=torch.float32).eval()
 
 
 def greedy(model, prompt, count):
@@ -124,7 +126,7 @@ def test_llama_cpp_runs_rounded_weights(storage, tmp_path):
     kinds = iter(("Q6_K", "Q5_K", "Q4_K", "IQ4_XS", "Q3_K", "Q2_K") * 10)
     path = tmp_path / "model.gguf"
     rounded = export(folder, path, lambda key, shape: next(kinds) if storage == "K" else storage)
-    model, tokenizer = reconstruction(folder, rounded), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = reconstruction(folder, rounded, tmp_path / "rounded"), AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer(TEXTS[0])["input_ids"]
     agree(model, prompt, *Engine(path).greedy(prompt, 4))
 
@@ -136,7 +138,7 @@ def test_a_trained_model_says_the_same(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer("The following example shows how to open a file and")["input_ids"]
     tokens, chances = Engine(path).greedy(prompt, 32)
-    agree(reconstruction(folder, rounded), prompt, tokens, chances)
+    agree(reconstruction(folder, rounded, tmp_path / "rounded"), prompt, tokens, chances)
     assert len(set(tokens)) > 8
 
 

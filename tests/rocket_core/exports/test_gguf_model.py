@@ -1,10 +1,12 @@
 import json
+import re
 
 import gguf
 import pytest
 import torch
 
 from rocket_core.errors import UnsupportedExportError
+from rocket_core.experts import unfuse
 from rocket_core.exports.gguf_families import FAMILIES
 from rocket_core.exports.gguf_model import TensorRules, check_gguf, plan_gguf
 from tests.reference import gguf_models
@@ -35,9 +37,11 @@ def test_names_are_those_of_the_gguf_package(name, folder):
     names = gguf.get_tensor_name_map(ARCHITECTURES[plan.family.arch], 8)
     with torch.device("meta"):
         model = gguf_models.build(name)
+        unfuse(model)
     keys = [key for key in model.state_dict() if not (plan.tied and key == "lm_head.weight")]
     for key in keys:
-        assert plan.tensor(key).name == names.get_name(key, try_suffixes=(".weight", ".bias")), key
+        joined = re.sub(r"\.experts\.\d+\.", ".experts.", key)
+        assert plan.tensor(key).name == names.get_name(joined, try_suffixes=(".weight", ".bias")), key
     if plan.tied:
         assert plan.tensor("lm_head.weight") is None
 
@@ -54,6 +58,33 @@ def test_keys_are_those_of_the_gguf_package(name, folder):
     }
     assert set(plan.metadata) <= known
     assert plan.metadata["general.name"].content == "A name"
+
+
+@pytest.mark.parametrize("part", ["w1", "w2", "w3"])
+def test_experts_of_mixtral_checkpoints_are_known(part, folder):
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 8)
+    rules = plan_gguf(settings_of("mixtral"), folder).tensor(f"model.layers.1.block_sparse_moe.experts.3.{part}.weight")
+    assert rules.name == names.get_name(f"layers.1.feed_forward.experts.{part}") + ".weight"
+    assert rules.expert == 3
+
+
+@pytest.mark.parametrize("name", gguf_models.MIXTURES)
+def test_counts_and_sizes_of_experts_are_told(name, folder):
+    settings, plan = settings_of(name), plan_gguf(settings_of(name), folder)
+    told = {key.partition(".")[2]: value.content for key, value in plan.metadata.items() if "expert" in key}
+    sizes = {
+        "expert_feed_forward_length": settings.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": settings.get("shared_expert_intermediate_size"),
+    }
+    expected = {"expert_count": gguf_models.EXPERTS, "expert_used_count": 2}
+    assert told == expected | {key: value for key, value in sizes.items() if value is not None}
+
+
+def test_a_missing_expert_is_named(folder):
+    plan = plan_gguf(settings_of("olmoe"), folder)
+    keys = [f"model.layers.0.mlp.experts.{number}.up_proj.weight" for number in (0, 1, 3)]
+    with pytest.raises(UnsupportedExportError, match=r"3 experts for blk\.0\.ffn_up_exps\.weight, and its settings 4"):
+        plan.tensors([(key, (96, 64), "F32") for key in keys])
 
 
 def test_rows_of_queries_and_keys_are_interleaved():
@@ -89,6 +120,15 @@ def test_only_llama_has_its_rows_reordered(name, folder):
         ("gemma3", {"attn_logit_softcapping": 50.0}, "soft-capped"),
         ("qwen2", {"partial_rotary_factor": 0.5}, "part of each head"),
         ("llama", {"vocab_size": 300}, "more than the model"),
+        ("qwen2_moe", {"norm_topk_prob": True}, "norm_topk_prob True, and llama.cpp takes"),
+        ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob False, and llama.cpp scales"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "blocks without experts"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "blocks without experts"),
+        ("mixtral", {"num_experts_per_tok": 5}, "5 of 4 experts"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("olmoe", {"num_key_value_heads": 2}, "2 heads of keys"),
+        ("olmoe", {"tie_word_embeddings": True}, "needs one of its own"),
+        ("qwen2_moe", {"head_dim": 32}, "4 heads of size 32"),
     ],
 )
 def test_what_llama_cpp_cannot_express_is_named(name, changes, reason, folder):

@@ -33,7 +33,7 @@ def test_32_bits_are_refused_with_the_dtypes():
 @pytest.mark.parametrize(
     ("engine", "model", "count"),
     [
-        ("vllm", {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}, 8),
+        ("vllm", {"architectures": ["GptOssForCausalLM"], "num_local_experts": 8}, 8),
         ("vllm", {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256}, 256),
         ("llama.cpp", {"architectures": ["Qwen3ForCausalLM"], "num_experts": 4}, 4),
     ],
@@ -41,10 +41,18 @@ def test_32_bits_are_refused_with_the_dtypes():
 def test_mixtures_are_refused_with_the_reason(engine, model, count):
     config = compression_config(engine=engine, bits=5)
     with pytest.raises(
-        UnsupportedArchitectureError, match=f"local/x is a mixture of {count} experts, .* engine rocket"
+        UnsupportedArchitectureError,
+        match=rf"local/x is a mixture of {count} experts \(\w+\), .* those that it does are Mixtral.* engine rocket",
     ):
         check_engine(model, 2, config, "local/x")
     check_engine(model, 2, compression_config(ratio=0.3), "local/x")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama.cpp"])
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe"])
+def test_known_mixtures_are_accepted(engine, family):
+    model = {"architectures": [f"{family}ForCausalLM"], "num_experts": 8}
+    check_engine(model, 2, compression_config(engine=engine, bits=5), "local/x")
 
 
 def test_one_expert_is_no_mixture():

@@ -149,11 +149,18 @@ def test_sequential_compression_is_refused_early(tmp_path, mixture, settings):
     assert prepare_run(find_model(str(mixture("mixtral"))), ignoring).config.sequential
 
 
-@pytest.mark.parametrize("engine", ["vllm", "llama.cpp"])
-def test_other_engines_are_refused_early(engine, tmp_path, mixture, settings):
+@pytest.mark.parametrize(
+    ("engine", "family", "reason"),
+    [
+        ("vllm", "glm4_moe", r"a mixture of 4 experts \(Glm4MoeForCausalLM\), which Rocket does not write for vLLM"),
+        ("llama.cpp", "deepseek_v3", "is a DeepseekV3ForCausalLM; use the engine rocket"),
+        ("llama.cpp", "gpt_oss", "is a GptOssForCausalLM; use the engine rocket"),
+    ],
+)
+def test_other_engines_are_refused_early(engine, family, reason, tmp_path, mixture, settings):
     config = settings(preset="fast", cap_slack=0.0, ratio=None, bits=5, engine=engine)
-    with pytest.raises(UnsupportedArchitectureError):
-        compress(str(mixture("mixtral")), tmp_path, config)
+    with pytest.raises(UnsupportedArchitectureError, match=reason):
+        compress(str(mixture(family)), tmp_path, config)
 
 
 @pytest.mark.parametrize("family", KEPT)
