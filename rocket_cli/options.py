@@ -236,8 +236,8 @@ Export = Annotated[
     list[ExportChoice] | None,
     typer.Option(
         metavar="KIND",
-        help=f"Format to write: {_EXPORTS}; repeatable.",
-        show_default="what the engine reads",
+        help=f"Format to write: {_EXPORTS}; repeatable. `rocket export` makes others later.",
+        show_default="the one that the engine reads",
         rich_help_panel=_RUN,
     ),
 ]
@@ -287,7 +287,7 @@ Text = Annotated[Path, typer.Option(metavar="FILE", help='A .txt file, or a .jso
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Maximum number of windows to read.", show_default="all")]
 Against = Annotated[
     str | None,
-    typer.Option(metavar="DENSE", help="The dense original: measure it too, and how far MODEL deviates from it."),
+    typer.Option(metavar="ORIGINAL", help="The original of MODEL: measure it too, and how far MODEL deviates from it."),
 ]
 Stride = Annotated[
     int | None,
@@ -326,7 +326,7 @@ EvaluateOn = Annotated[
     typer.Option(
         "--evaluate",
         metavar="NAME_OR_FILE",
-        help="Evaluate the dense and the compressed model on this text afterwards; the same names as for "
+        help="Evaluate the original and the compressed model on this text afterwards; the same names as for "
         "--calibration. "
         "Requires memory for the whole model.",
         show_default="no evaluation",
@@ -363,9 +363,6 @@ Benchmark = Annotated[
 ServerTasks = Annotated[
     list[str] | None,
     typer.Option("--task", metavar="NAME", help=_TASKS % "local/FILE.jsonl", rich_help_panel=_DATA),
-]
-JsonErrors = Annotated[
-    bool, typer.Option("--json", help="Write errors to stdout as JSON too; the result is always JSON.")
 ]
 
 

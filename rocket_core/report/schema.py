@@ -251,6 +251,12 @@ class CompressionReport(FrozenModel):
     before this field existed.
     """
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from rocket_core.report.notebook import compression_html
+
+        return compression_html(self)
+
     @property
     def experts(self) -> dict[str, int]:
         """Calibration tokens that were routed to each expert of a mixture, by the name of its module."""
