@@ -45,7 +45,7 @@ _DEFAULTS = {
     "target": "size",
     "ratio": "0.3",
     "engine": "rocket",
-    "export": "both",
+    "export": "",
 }
 # Fields that the address may prefill, so that a job can be repeated with another ratio.
 _PREFILLED = (

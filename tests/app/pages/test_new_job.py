@@ -41,6 +41,25 @@ def test_submitting_the_form_creates_one_job(submit, client, page):
     assert job["evaluate"]["dataset"] == "builtin"
 
 
+@pytest.mark.parametrize(
+    ("fields", "exports"),
+    [
+        ({"export": ""}, ["factored"]),
+        ({"export": "both"}, ["factored", "dense"]),
+        ({"export": "dense"}, ["dense"]),
+        ({"export": "", "engine": "vllm", "target": "bits", "bits": "5"}, ["compressed-tensors"]),
+    ],
+)
+def test_the_form_asks_for_one_export_unless_told(submit, client, fields, exports):
+    answer = submit(**fields)
+    jobs = client.get("/jobs").json()["data"]
+    if fields.get("engine") == "vllm":
+        # The tiny model is stored in 32 bits, which vLLM does not run.
+        assert "16 bits" in answer.text
+    else:
+        assert [job["options"]["export"] for job in jobs] == [exports]
+
+
 @pytest.mark.parametrize(("fields", "measured"), [({}, False), ({"benchmark": "yes"}, True)])
 def test_a_benchmark_can_be_requested(submit, client, page, fields, measured):
     assert submit(**fields).status_code == 303
