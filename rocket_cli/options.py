@@ -116,9 +116,10 @@ Calibration = Annotated[
     str,
     typer.Option(
         metavar="NAME_OR_PATH",
-        help=f"Calibration text: {config.BUILTIN_DATASET} (CPython's documentation, offline), "
-        f"{', '.join(config.HUB_DATASETS)}, or a .txt or .jsonl file. For an image or audio model: a folder of "
-        f".png and .jpg files or of .wav files, or {config.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
+        help="Calibration text: best a .txt or .jsonl file like what the model will read; or "
+        f"{config.BUILTIN_DATASET} (CPython's documentation, offline), {', '.join(config.HUB_DATASETS)}. For an image "
+        "or audio model: a folder of .png and .jpg files or of .wav files, or "
+        f"{config.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
     ),
 ]
 _SAMPLES = typer.Option(

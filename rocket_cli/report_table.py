@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rocket_cli.progress_view import print_line
-from rocket_core.config import SYNTHETIC_DATASET, InputKind
+from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, InputKind
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
+from rocket_core.report.headlines import quality_headline
 from rocket_core.report.quality import EvaluationReport, quality_rows
 from rocket_core.report.run_commands import RunCommand, run_commands
 from rocket_core.report.schema import CompressionReport, ExportReport, LayerReport
@@ -177,6 +178,14 @@ def _totals(report: CompressionReport) -> Iterable[str]:
     if used < requested:
         samples, source = _SAMPLES[report.calibration.kind]
         yield f"Calibrated on {used} {samples}, not the {requested} requested: {source} no more"
+    text = report.calibration.text
+    if text is not None and text.warning is not None:
+        yield f"Warning: {text.warning}, --calibration FILE"
+    elif report.calibration.dataset == BUILTIN_DATASET and report.calibration.kind == "text":
+        yield "Calibrated on CPython's documentation; text like what the model will read is better, --calibration FILE"
+    if report.evaluation is None:
+        quality = quality_headline(report)
+        yield f"Quality: {quality.value}; {quality.detail}, --evaluate builtin or `rocket evaluate`"
     if report.calibration.dataset == SYNTHETIC_DATASET:
         kind = report.calibration.kind
         yield f"Calibrated on generated {kind}, which costs quality; use a folder of real data instead"

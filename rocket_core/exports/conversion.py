@@ -81,7 +81,7 @@ def export_artifact(
 
 
 def read_report(folder: Path) -> CompressionReport | None:
-    """Return the report in the folder of an export; None if there is none.
+    """Return the report in the folder of an export; None if it has no report.
 
     Raises:
         InvalidConfigError: it is damaged, or of another version.

@@ -164,7 +164,7 @@ def _stored_as(table: object) -> str:
 
 
 def _dtype(tensors: Iterable[TensorEntry], settings: Mapping[str, Any]) -> torch.dtype:
-    """Return the dtype of the model: that of most bytes that are no codes, or else what its settings name."""
+    """Return the dtype of the model: that of most bytes apart from codes, or else what its settings name."""
     sizes: Counter[torch.dtype] = Counter()
     for tensor in tensors:
         stored = DTYPES.get(tensor.dtype)

@@ -27,9 +27,11 @@ from rocket_core.report.schema import (
 _MAX_FRONTIERS = 2000
 
 
-def calibration_report(run: Run, inputs: CalibrationInputs) -> CalibrationReport:
+def calibration_report(run: Run, inputs: CalibrationInputs, work: WorkFolder) -> CalibrationReport:
     """Return the report on the run's calibration data."""
     calibration = without_paths(run.config).calibration
+    # The decoder of an encoder-decoder reads text that does not belong to what its encoder reads.
+    reads_text = run.architecture.is_causal and run.architecture.kind == "text"
     return CalibrationReport(
         kind=run.architecture.kind,
         dataset=calibration.dataset,
@@ -38,6 +40,7 @@ def calibration_report(run: Run, inputs: CalibrationInputs) -> CalibrationReport
         seed=calibration.seed,
         tokens=len(inputs) * run.positions,
         token_sha256=inputs.sha256(),
+        text=work.text() if reads_text else None,
     )
 
 

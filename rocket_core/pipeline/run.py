@@ -373,7 +373,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         model_class=run.architecture.class_name,
         revision=prepared.identity.revision,
         settings=without_paths(run.config),
-        calibration=calibration_report(run, prepared.calibration),
+        calibration=calibration_report(run, prepared.calibration, work),
         stages=monitor.costs.stages,
         allocation=allocation_report(allocation),
         totals=totals_report(run, layers, exports),

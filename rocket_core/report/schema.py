@@ -11,6 +11,7 @@ from rocket_core.code_format import CodeBits, ScaleBits
 from rocket_core.config import BudgetUnit, CompressionConfig, InputKind, Objective
 from rocket_core.engines import ExportKind
 from rocket_core.gguf_types import BlockType
+from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.report.formatting import kwh_text, percent_text
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.speed import SpeedReport
@@ -209,6 +210,10 @@ class CalibrationReport(FrozenModel):
     """total positions: tokens, and the positions that audio and images become in the model."""
     token_sha256: str
     """hash of the model's inputs, 64 hexadecimal digits."""
+    text: CalibratedText | None = None
+    """the original's predictions of the text; None if it does not predict tokens, if no sensitivities were measured,
+    and in reports from before this field existed.
+    """
 
 
 class CompressionReport(FrozenModel):

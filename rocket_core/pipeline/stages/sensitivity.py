@@ -14,6 +14,7 @@ from rocket_core.calibration.sensitivity import (
     Loss,
     Sensitivity,
     SquaredGradients,
+    TextLoss,
     gradient_of_encoder,
     natural_loss,
     output_gradient,
@@ -29,6 +30,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.tensor_cache import StateCache
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.system.process_memory import return_freed_memory
 
 # A backward pass holds about thirty numbers per token and hidden unit; for this many tokens they take less memory than
@@ -223,18 +225,35 @@ class _ReversePass:
         blocks = architecture.blocks_of(self._lists[-1])
         before = None if passed is None else (architecture.blocks_of(passed[0]), passed[1])
         gradients = []
+        text = TextLoss()
         squares = self._squares(self._heads) if self._heads else None
         with loaded_surroundings(self._run, head=True) as model:
             for number, batch in enumerate(self._batches):
                 self._monitor.pulse()
                 gradients.append(
                     output_gradient(
-                        model, blocks, self._loss, batch, states, number=number, passed=before, watched=squares
+                        model,
+                        blocks,
+                        self._loss,
+                        batch,
+                        states,
+                        number=number,
+                        passed=before,
+                        watched=squares,
+                        text=text,
                     )
                 )
         tokens = self._tokens(states)
         if squares is not None:
             self._save_sensitivities(self._heads, squares, tokens)
+        if text.tokens:
+            self._work.save_text(
+                CalibratedText(
+                    tokens=text.tokens,
+                    negative_log_likelihood=text.negative_log_likelihood / text.tokens,
+                    entropy=text.entropy / text.tokens,
+                )
+            )
         # Saved last, as the pass continues from the gradients.
         self._save_gradients(_Gradients(hidden=gradients), place, tokens=tokens)
         self._cache.drop("hidden", place)
