@@ -25,7 +25,7 @@ def test_the_form_lists_models_and_calibrations(page):
     text = page("GET", "/ui/new?model_id=local/tiny&ratio=0.55&preset=best").text
     assert '<option value="local/tiny"></option>' in text
     assert "<option>local/mine.jsonl</option>" in text
-    assert 'name="ratio" min="0" max="0.99" step="0.01" value="0.55"' in text
+    assert 'name="ratio" min="0" max="0.7" step="0.01" value="0.55"' in text
     assert '<option value="best" selected>' in text
 
 
