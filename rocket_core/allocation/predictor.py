@@ -6,6 +6,7 @@ from typing import Annotated, Any, assert_never
 from pydantic import ConfigDict, Field
 
 from rocket_core.allocation import Allocation, Allocator, chosen
+from rocket_core.calibrated_text import CalibratedText
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import BudgetUnit, CompressionConfig, Objective
 from rocket_core.errors import InfeasibleBudgetError
@@ -60,6 +61,10 @@ class ModelProfile(FrozenModel):
     """whether a ratio is one of layers and tables together; a size always is."""
     one_format_per_input: bool = False
     """see `Engine.one_format_per_input`."""
+    text: CalibratedText | None = None
+    """how well the original predicts the calibration text; None if it does not predict tokens, if no sensitivities were
+    measured, and in profiles from before this field existed.
+    """
 
     @property
     def compressible_parameters(self) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from rocket_core import budget
 from rocket_core.allocation import Allocation, layer_frontiers
 from rocket_core.allocation.predictor import ModelProfile
+from rocket_core.calibrated_text import CalibratedText
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile
 from rocket_core.config import HUB_TASKS, CompressionConfig
@@ -30,8 +31,6 @@ _MAX_FRONTIERS = 2000
 def calibration_report(run: Run, inputs: CalibrationInputs, work: WorkFolder) -> CalibrationReport:
     """Return the report on the run's calibration data."""
     calibration = without_paths(run.config).calibration
-    # The decoder of an encoder-decoder reads text that does not belong to what its encoder reads.
-    reads_text = run.architecture.is_causal and run.architecture.kind == "text"
     return CalibrationReport(
         kind=run.architecture.kind,
         dataset=calibration.dataset,
@@ -40,8 +39,13 @@ def calibration_report(run: Run, inputs: CalibrationInputs, work: WorkFolder) ->
         seed=calibration.seed,
         tokens=len(inputs) * run.positions,
         token_sha256=inputs.sha256(),
-        text=work.text() if reads_text else None,
+        text=_text(run, work),
     )
+
+
+def _text(run: Run, work: WorkFolder) -> CalibratedText | None:
+    # The decoder of an encoder-decoder reads text that does not belong to what its encoder reads.
+    return work.text() if run.architecture.is_causal and run.architecture.kind == "text" else None
 
 
 def without_paths(config: CompressionConfig) -> CompressionConfig:
@@ -59,13 +63,14 @@ def _without_folder(dataset: str) -> str:
     return dataset if path is None else path.name
 
 
-def model_profile(run: Run, identity: RunIdentity, profiled: Profiled) -> ModelProfile:
+def model_profile(run: Run, identity: RunIdentity, profiled: Profiled, work: WorkFolder) -> ModelProfile:
     """Return the profile of a run's model.
 
     Args:
         run: the run.
         identity: see `profile_identity`.
         profiled: profiles of all layers and tables.
+        work: work folder in which they are.
     """
     names = [profile.name for profile in (*profiled.profiles, *profiled.tables)]
     dense_tables = sum(table.candidates[0].stored_bytes for table in profiled.tables)
@@ -85,6 +90,7 @@ def model_profile(run: Run, identity: RunIdentity, profiled: Profiled) -> ModelP
         tables=profiled.tables,
         ratio_counts_tables=run.config.ratio_counts_tables,
         one_format_per_input=run.config.reader.one_format_per_input,
+        text=_text(run, work),
     )
 
 

@@ -338,7 +338,7 @@ def _profile(prepared: _PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
     with monitor.stage("calibrating"):
         profiled = profile_layers(run, prepared.calibration, work, monitor)
         prepared.profile_cache.store(work)
-    profile = model_profile(run, prepared.profile_cache.identity, profiled)
+    profile = model_profile(run, prepared.profile_cache.identity, profiled, work)
     monitor.profiled_all(profile)
     return profile, profiled.skipped
 

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rocket_core.budget import achieved_ratio, bits_per_weight, sparsity
+from rocket_core.calibrated_text import CalibratedText
 from rocket_core.candidates import CODE_KINDS, Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.code_format import CodeBits, ScaleBits
 from rocket_core.config import BudgetUnit, CompressionConfig, InputKind, Objective
 from rocket_core.engines import ExportKind
 from rocket_core.gguf_types import BlockType
-from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.report.formatting import kwh_text, percent_text
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.speed import SpeedReport

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from rocket_core.calibrated_text import CalibratedText
 from rocket_core.calibration.expert_sensitivities import with_another_token
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.calibration.scaled_gradient import ScaledGradient
@@ -30,7 +31,6 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.tensor_cache import StateCache
 from rocket_core.pipeline.state.work_folder import WorkFolder
-from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.system.process_memory import return_freed_memory
 
 # A backward pass holds about thirty numbers per token and hidden unit; for this many tokens they take less memory than

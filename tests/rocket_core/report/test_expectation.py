@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocket_core.report.calibrated_text import CalibratedText
+from rocket_core.calibrated_text import CalibratedText
 from rocket_core.report.expectation import MEASURED_OF_PREDICTED, NOISE, expectation
 from rocket_core.report.headlines import quality_headline
 from tests.reference.reports import report_of_layers
@@ -59,7 +59,7 @@ def test_a_text_is_foreign_if_the_model_expects_to_know_it(surprise, foreign):
     assert found.is_foreign is foreign
     assert (found.warning is not None) is foreign
     if foreign:
-        assert "perplexity on it is 100, and" in found.warning
+        assert "its perplexity is 100, where the model itself expects" in found.warning
 
 
 def test_the_headline_is_a_perplexity_where_tokens_are_predicted():

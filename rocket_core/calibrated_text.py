@@ -47,7 +47,7 @@ class CalibratedText(FrozenModel):
         if not self.is_foreign:
             return None
         return (
-            f"the calibration text is unlike what the model was trained on: its perplexity on it is "
-            f"{self.perplexity:.3g}, and {self.own_perplexity:.3g} would be usual for its own predictions. Quality may "
-            "suffer much; calibrate on text that the model will read"
+            "the calibration text is unlike what the model was trained on: its perplexity is "
+            f"{self.perplexity:.3g}, where the model itself expects {self.own_perplexity:.3g}. The result may lose far "
+            "more than it has to; calibrate on text that the model will read"
         )
