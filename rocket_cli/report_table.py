@@ -185,7 +185,7 @@ def _totals(report: CompressionReport) -> Iterable[str]:
         yield "Calibrated on CPython's documentation; text like what the model will read is better, --calibration FILE"
     if report.evaluation is None:
         quality = quality_headline(report)
-        yield f"Quality: {quality.value}; {quality.detail}, --evaluate builtin or `rocket evaluate`"
+        yield f"Quality: {quality.value}; {quality.detail} (--evaluate builtin, or `rocket evaluate`)"
     if report.calibration.dataset == SYNTHETIC_DATASET:
         kind = report.calibration.kind
         yield f"Calibrated on generated {kind}, which costs quality; use a folder of real data instead"

@@ -18,7 +18,7 @@ from rocket_core.exports.artifact_folder import read_settings
 from rocket_core.hf.names import StockLayer, find_modules
 from rocket_core.hf.quantizer import RocketConfig
 from rocket_core.hf.replacement import StoredLayer, empty_layer, features
-from rocket_core.inspection.model_advice import advice_on_folder
+from rocket_core.inspection.model_advice import advice_on_folder, advice_on_path
 from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
 from rocket_core.layers import QUANT_METHOD, FactorizedLinear, LayerEntry, entry_codes
 from rocket_core.linalg.integer_codes import RoundedWeight
@@ -151,7 +151,7 @@ def open_artifact(folder: Path) -> StoredArtifact:
 
 def _no_model(folder: Path) -> str:
     if not folder.is_dir():
-        return f"{folder} is not a folder; give the folder `{_NAME}` of a compression"
+        return f"{folder} is not a folder; {advice_on_path(folder) or f'give the folder `{_NAME}` of a compression'}"
     if (folder / _NAME / CONFIG_NAME).is_file():
         return f"{folder} has no {CONFIG_NAME}; did you mean {folder / _NAME}?"
     return f"{folder} has no {CONFIG_NAME}; {advice_on_folder(folder)}"

@@ -51,10 +51,10 @@ class Expectation:
     def explanation(self) -> str:
         """How the value is to be read."""
         low, high = MEASURED_OF_PREDICTED
-        where = "" if self.before is None else " on text like that of the calibration"
         return (
-            f"perplexity expected{where}, predicted, not measured: probably {self.range_text}, as measured increases "
-            f"of the loss were {low:g} to {high:g} times those predicted. Ask for an evaluation to measure it"
+            f"expected perplexity, probably {self.range_text}: predicted from the calibration text, not measured; "
+            f"measured increases of the loss were {low:g} to {high:g} times the predicted ones. Ask for an evaluation "
+            "to measure it"
         )
 
     def _after(self, increase: float) -> float:

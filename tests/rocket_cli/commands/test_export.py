@@ -43,6 +43,13 @@ def test_the_result_is_json_for_programs(rocket: Callable, artifact: Path, tmp_p
     assert outcome.err == ""
 
 
+def test_a_misspelled_folder_suggests_the_nearest(rocket: Callable, artifact: Path, tmp_path: Path) -> None:
+    outcome = rocket("export", artifact.with_name("factord"), tmp_path / "stock", "--to", "dense")
+
+    assert outcome.code == 3
+    assert f"did you mean {artifact}?" in outcome.err
+
+
 @pytest.mark.parametrize(
     ("change", "exit_code", "code"),
     [
