@@ -20,7 +20,7 @@ from app.api.routes import artifacts, calibrations, catalog, estimates, events, 
 from app.api.streams import Streams
 from app.api.tenant_shares import SharedThreads
 from app.api.uploaded_bodies import UploadReceiver
-from app.pages import compare, new_job, sign_in
+from app.pages import compare, downloads, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
 from app.pages import profiles as pages_of_profiles
 from app.pages.rendering import problem_page
@@ -89,7 +89,7 @@ def create_app(
     for part in (jobs, events, artifacts, profiles, estimates, calibrations, catalog, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))
     app.state.problem_page = problem_page
-    for page in (pages_of_jobs, new_job, pages_of_profiles, compare, sign_in):
+    for page in (pages_of_jobs, downloads, new_job, pages_of_profiles, compare, sign_in):
         app.include_router(page.router)
     app.mount(STATIC, StaticFiles(packages=[("app.pages", "static"), ("rocket_core.report", "static")]))
     # Middleware added last sees a request first.

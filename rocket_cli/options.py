@@ -116,9 +116,10 @@ Calibration = Annotated[
     str,
     typer.Option(
         metavar="NAME_OR_PATH",
-        help=f"Calibration text: {config.BUILTIN_DATASET} (CPython's documentation, offline), "
-        f"{', '.join(config.HUB_DATASETS)}, or a .txt or .jsonl file. For an image or audio model: a folder of "
-        f".png and .jpg files or of .wav files, or {config.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
+        help="Calibration text: best a .txt or .jsonl file like what the model will read; or "
+        f"{config.BUILTIN_DATASET} (CPython's documentation, offline), {', '.join(config.HUB_DATASETS)}. For an image "
+        "or audio model: a folder of .png and .jpg files or of .wav files, or "
+        f"{config.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
     ),
 ]
 _SAMPLES = typer.Option(
@@ -236,8 +237,8 @@ Export = Annotated[
     list[ExportChoice] | None,
     typer.Option(
         metavar="KIND",
-        help=f"Format to write: {_EXPORTS}; repeatable.",
-        show_default="what the engine reads",
+        help=f"Format to write: {_EXPORTS}; repeatable. `rocket export` makes others later.",
+        show_default="the one that the engine reads",
         rich_help_panel=_RUN,
     ),
 ]
@@ -287,7 +288,7 @@ Text = Annotated[Path, typer.Option(metavar="FILE", help='A .txt file, or a .jso
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Maximum number of windows to read.", show_default="all")]
 Against = Annotated[
     str | None,
-    typer.Option(metavar="DENSE", help="The dense original: measure it too, and how far MODEL deviates from it."),
+    typer.Option(metavar="ORIGINAL", help="The original of MODEL: measure it too, and how far MODEL deviates from it."),
 ]
 Stride = Annotated[
     int | None,
@@ -326,7 +327,7 @@ EvaluateOn = Annotated[
     typer.Option(
         "--evaluate",
         metavar="NAME_OR_FILE",
-        help="Evaluate the dense and the compressed model on this text afterwards; the same names as for "
+        help="Evaluate the original and the compressed model on this text afterwards; the same names as for "
         "--calibration. "
         "Requires memory for the whole model.",
         show_default="no evaluation",
@@ -363,9 +364,6 @@ Benchmark = Annotated[
 ServerTasks = Annotated[
     list[str] | None,
     typer.Option("--task", metavar="NAME", help=_TASKS % "local/FILE.jsonl", rich_help_panel=_DATA),
-]
-JsonErrors = Annotated[
-    bool, typer.Option("--json", help="Write errors to stdout as JSON too; the result is always JSON.")
 ]
 
 

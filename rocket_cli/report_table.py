@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -12,12 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from rocket_cli.progress_view import print_line
-from rocket_core.config import SYNTHETIC_DATASET, InputKind
+from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, InputKind
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
+from rocket_core.report.headlines import quality_headline
 from rocket_core.report.quality import EvaluationReport, quality_rows
-from rocket_core.report.run_commands import run_commands
-from rocket_core.report.schema import CompressionReport, LayerReport
+from rocket_core.report.run_commands import RunCommand, run_commands
+from rocket_core.report.schema import CompressionReport, ExportReport, LayerReport
 from rocket_core.report.speed import SPEED_COLUMNS, SpeedReport, speed_rows
+
+if TYPE_CHECKING:
+    from rocket_core.evaluation import EvaluationResult
 
 # Wider than any table here: a narrow terminal wraps whole lines, whereas a table that is fitted to it loses columns.
 _UNBOUNDED_WIDTH = 1000
@@ -83,6 +88,23 @@ def print_report(
         console.print(f"To download it:\n\n    {fetched_by}\n")
     for line in _loading_lines(report, output):
         console.print(line)
+
+
+def print_export(export: ExportReport, output: Path, report: CompressionReport | None) -> None:
+    """Write to stdout what an export made later is, and how to run it.
+
+    Args:
+        export: the export.
+        output: its folder, as the user typed it.
+        report: report of the compression; None if the artifact had none.
+    """
+    console = wide_console()
+    original = "" if report is None else f"; the original has {bytes_text(report.totals.dense_bytes)}"
+    console.print(f"{export.kind}: {bytes_text(export.stored_bytes)} in {output}{original}")
+    if report is not None:
+        console.print()
+        for line in _command_lines(run_commands(report, export.kind, str(output))):
+            console.print(line)
 
 
 def wide_console() -> Console:
@@ -156,6 +178,14 @@ def _totals(report: CompressionReport) -> Iterable[str]:
     if used < requested:
         samples, source = _SAMPLES[report.calibration.kind]
         yield f"Calibrated on {used} {samples}, not the {requested} requested: {source} no more"
+    text = report.calibration.text
+    if text is not None and text.warning is not None:
+        yield f"Warning: {text.warning}, --calibration FILE"
+    elif report.calibration.dataset == BUILTIN_DATASET and report.calibration.kind == "text":
+        yield "Calibrated on CPython's documentation; text like what the model will read is better, --calibration FILE"
+    if report.evaluation is None:
+        quality = quality_headline(report)
+        yield f"Quality: {quality.value}; {quality.detail} (--evaluate builtin, or `rocket evaluate`)"
     if report.calibration.dataset == SYNTHETIC_DATASET:
         kind = report.calibration.kind
         yield f"Calibrated on generated {kind}, which costs quality; use a folder of real data instead"
@@ -193,6 +223,18 @@ def _quality_table(evaluation: EvaluationReport) -> Table:
     return table
 
 
+def print_evaluation(result: "EvaluationResult") -> None:
+    """Write a measurement of quality to stdout: a column for each model."""
+    columns, rows = result.table()
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column(Text(result.caption), header_style="bold")
+    for name in columns:
+        table.add_column(Text(name), justify="right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    wide_console().print(table)
+
+
 def print_speed(report: SpeedReport) -> None:
     """Write a measurement of speed to stdout: a row for each model, how it was measured, and what was not."""
     _print_speed(wide_console(), report)
@@ -213,7 +255,11 @@ def _print_speed(console: Console, report: SpeedReport) -> None:
 def _loading_lines(report: CompressionReport, output: Path) -> Iterable[str]:
     made_for = report.settings.reader.exports
     export = next((export for export in report.exports if export.kind in made_for), report.exports[0])
-    for number, command in enumerate(run_commands(report, export.kind, str(output / export.folder))):
+    yield from _command_lines(run_commands(report, export.kind, str(output / export.folder)))
+
+
+def _command_lines(commands: Iterable[RunCommand]) -> Iterable[str]:
+    for number, command in enumerate(commands):
         yield from [""] * (number > 0)
         yield f"To {command.purpose[0].lower()}{command.purpose[1:]}:"
         yield ""

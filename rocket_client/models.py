@@ -78,6 +78,10 @@ class JobResult(Resource):
     """bytes of all safetensors files of the smallest export."""
     dense_bytes: _Count
     """bytes of all safetensors files of the original."""
+    quality: str | None = None
+    """quality as people read it, such as the perplexity before and after; null for jobs of earlier versions."""
+    quality_is_measured: bool = False
+    """whether the quality was measured; otherwise it is predicted."""
 
 
 class Job(Resource):

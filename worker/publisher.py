@@ -12,6 +12,7 @@ from app.shared.outcomes import JobResult, NewArtifact
 from app.shared.repositories import outputs, sweeps
 from app.shared.repositories.leases import Lease
 from app.shared.storage import ArtifactStore, WorkFolders
+from rocket_core.report.headlines import quality_headline
 from rocket_core.report.schema import CompressionReport
 from worker.artifacts import StoredResult, result_files, store_files
 from worker.job_writer import ProgressWriter
@@ -79,8 +80,7 @@ class ArtifactPublisher:
             FencedOutError: the job was taken from this worker.
             DiskFullError: the database's disk is full.
         """
-        totals = stored.report.totals
-        result = JobResult(**{name: getattr(totals, name) for name in JobResult.model_fields})
+        result = _result(stored.report)
         try:
             status = self._writer.write_with_retry(
                 lambda session: outputs.succeed_job(
@@ -119,3 +119,16 @@ class ArtifactPublisher:
         except StorageError as error:
             # The outcome of the attempt matters more.
             _log.warning("cannot remove unused artifacts; the reconciler will: %s", error)
+
+
+def _result(report: CompressionReport) -> JobResult:
+    totals = report.totals
+    return JobResult(
+        achieved_ratio=totals.achieved_ratio,
+        kept_parameters=totals.kept_parameters,
+        compressible_parameters=totals.compressible_parameters,
+        stored_bytes=totals.stored_bytes,
+        dense_bytes=totals.dense_bytes,
+        quality=quality_headline(report).value,
+        quality_is_measured=report.evaluation is not None,
+    )

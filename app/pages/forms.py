@@ -11,6 +11,7 @@ from app.pages.form_bodies import FormDep
 from app.services.access import Caller
 from app.shared.errors import PermissionDeniedError
 from app.shared.requests import CompressionRequest, JobRequest, ProfileRequest
+from rocket_core.engines import ENGINES, ROCKET, Engine
 
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 _CSRF_HEADER = "x-csrf-token"
@@ -114,8 +115,9 @@ def _common(fields: Fields) -> dict[str, Any]:
         options["ignore"] = fields["ignore"].replace(",", " ").split()
     if fields.get("include"):
         options["include"] = [] if fields["include"] == "none" else [fields["include"]]
-    if fields.get("export", "both") != "both":
-        options["export"] = [fields["export"]]
+    engine = next((known for name, known in ENGINES.items() if name == (fields.get("engine") or ROCKET.name)), None)
+    if engine is not None:
+        options["export"] = _exports(fields.get("export", ""), engine)
     calibration = {name: fields[name] for name in ("dataset", "samples", "sequence_length", "seed") if fields.get(name)}
     body: dict[str, Any] = {"model_id": fields.get("model_id", ""), "calibration": calibration, "options": options}
     if fields.get("revision"):
@@ -125,6 +127,16 @@ def _common(fields: Fields) -> dict[str, Any]:
     if fields.get("label"):
         body["metadata"] = {"label": fields["label"]}
     return body
+
+
+def _exports(chosen: str, engine: Engine) -> list[str]:
+    match chosen:
+        case "":
+            return [*engine.exports]
+        case "both":
+            return [*engine.exports, "dense"]
+        case _:
+            return [chosen]
 
 
 def _size(text: str) -> int:

@@ -29,6 +29,8 @@ router = APIRouter(include_in_schema=False)
 
 _JOBS = f"{PAGES}/jobs"
 _PAGE = 20
+# As `make demo` and the README copy it to the models folder.
+_SAMPLE = "local/tiny-llama"
 _LOG = 200
 _MAX_SEQUENCE = 2**31 - 1
 
@@ -176,6 +178,7 @@ def _list(
         status=status,
         statuses=list(Status),
         models=catalog.list_models(context.settings) if not page else [],
+        sample=_SAMPLE if _SAMPLE in catalog.list_models(context.settings) else None,
     )
 
 

@@ -31,6 +31,7 @@ from app.shared.errors import AppError, ProfileNotFoundError
 from app.shared.models import Profile
 from app.shared.repositories.audit import Actor
 from app.shared.requests import QUEUES, UPLOAD, JobRequest
+from rocket_core.config import PROFILE_RATIOS
 from rocket_core.engines import ENGINES
 from rocket_core.errors import InfeasibleBudgetError, RocketError
 from rocket_core.report.figures import Figure, predicted_map
@@ -45,7 +46,7 @@ _DEFAULTS = {
     "target": "size",
     "ratio": "0.3",
     "engine": "rocket",
-    "export": "both",
+    "export": "",
 }
 # Fields that the address may prefill, so that a job can be repeated with another ratio.
 _PREFILLED = (
@@ -179,6 +180,7 @@ def _form(
         datasets=[*catalog.list_calibrations(context.settings), *own],
         queues=QUEUES,
         engines=tuple(ENGINES.values()),
+        most_ratio=PROFILE_RATIOS[-1],
         form=secrets.token_urlsafe(16),
     )
 

@@ -97,7 +97,6 @@ def _what_if(
         "refusal": refusal,
         "predicted": predicted,
         "dense_bytes": model.dense_bytes,
-        "objective": model.objective,
         "allocation": allocation,
         "frontier": frontier_of(
             predictor,

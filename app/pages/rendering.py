@@ -18,6 +18,7 @@ from app.api.problems import Problem
 from app.services.access import Caller
 from app.shared.models import LOCAL_OWNER
 from rocket_core import __version__
+from rocket_core.report.expectation import expectation
 from rocket_core.report.figures import ERROR_NAMES
 from rocket_core.report.html import STATIC as FIGURE_FILES
 from rocket_core.report.html import environment
@@ -109,5 +110,6 @@ def _environment() -> Environment:
         "seconds_since": seconds_since,
         "fill": fill,
         "error_names": ERROR_NAMES,
+        "expectation": expectation,
     }
     return made

@@ -162,7 +162,8 @@ def _slider(
 ) -> Slider:
     if step is None:
         step = 10.0 ** math.floor(math.log10(max(most - least, 1e-3) / _STEPS))
-    return Slider(choice=choice, least=least, most=max(least, most), step=step, value=usual if asked is None else asked)
+    value = usual if asked is None else asked
+    return Slider(choice=choice, least=float(least), most=float(max(least, most)), step=step, value=float(value))
 
 
 def _within(slider: Slider) -> Slider:

@@ -37,6 +37,7 @@ from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
     check_calibration,
     check_config,
+    check_tokenizer,
     input_kind,
     parse_config,
     window_length,
@@ -123,7 +124,9 @@ def _see_local_model(question: Question) -> _Inspected:
             f"a file of {name} cannot be read ({type(error).__name__}); ask the operator of this server"
         ) from error
     check_model_size(question.model_bytes, weights)
-    return _inspect(None, config, weights, question.request, name)
+    inspected = _inspect(None, config, weights, question.request, name)
+    check_tokenizer([file.name for file in folder.iterdir()], input_kind(config), name)
+    return inspected
 
 
 def _see_hub_model(question: Question, hub: HubQuestion) -> _Inspected:
@@ -135,7 +138,9 @@ def _see_hub_model(question: Question, hub: HubQuestion) -> _Inspected:
     _refuse(config, question, name)
     weights = repository.read_weights()
     check_model_size(question.model_bytes, weights)
-    return _inspect(repository.commit, config, weights, request, name)
+    inspected = _inspect(repository.commit, config, weights, request, name)
+    check_tokenizer(repository.files, input_kind(config), name)
+    return inspected
 
 
 def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:

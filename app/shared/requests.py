@@ -16,6 +16,7 @@ from rocket_core.config import (
     MethodOptions,
     compression_config,
 )
+from rocket_core.engines import ROCKET, ExportKind
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
 from rocket_core.target import BitsPerWeight, ByError, Target, target_of
@@ -140,6 +141,13 @@ _Labels = Annotated[
 # A job's record has the values of its preset, whatever the presets of a later version contain.
 class JobOptions(MethodOptions, _RequestModel):
     """How to compress."""
+
+    # Clients of earlier versions download either of them without having asked for it.
+    export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ROCKET.readable
+    """artifacts to write: `factored` (every layer as it is stored), `dense` (stock names and shapes, as large as the
+    original), or for the engines vllm and llama.cpp `compressed-tensors` and `gguf`. By default the first two, or what
+    the other engine reads; each costs disk space.
+    """
 
 
 class _Stored(_RequestModel):

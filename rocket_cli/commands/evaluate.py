@@ -9,6 +9,7 @@ import typer
 from rocket_cli import options
 from rocket_cli.exit_codes import reported_failures
 from rocket_cli.progress_view import hide_library_bars, progress_view
+from rocket_cli.report_table import print_evaluation
 from rocket_core.system.gc_pause import no_collection
 from rocket_core.system.threads import set_thread_defaults
 
@@ -28,9 +29,9 @@ def evaluate(
     task: options.Tasks = None,
     task_items: options.TaskItems = None,
     revision: options.Revision = None,
-    as_json: options.JsonErrors = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Measure the perplexity of MODEL on a text, and with --against its distance from the dense original, as JSON.
+    """Measure the perplexity of MODEL on a text, and with --against next to the original: what compression has cost.
 
     Documents are joined by the tokenizer's BOS token and cut into windows. For an encoder, lines are read as sentences,
     and the drift of its pooled outputs is measured.
@@ -45,7 +46,10 @@ def evaluate(
     }
     with reported_failures(as_json=as_json):
         result = _run(model, text, against, revision, settings, quiet=as_json)
-    typer.echo(result.model_dump_json(indent=2))
+    if as_json:
+        typer.echo(result.model_dump_json(indent=2))
+    else:
+        print_evaluation(result)
 
 
 def _run(

@@ -6,13 +6,19 @@ from typing import Annotated, Any, assert_never
 from pydantic import ConfigDict, Field
 
 from rocket_core.allocation import Allocation, Allocator, chosen
+from rocket_core.calibrated_text import CalibratedText
 from rocket_core.candidates import Candidate, FormatGroup, LayerProfile, SizePoint
-from rocket_core.config import BudgetUnit, Objective
+from rocket_core.config import BudgetUnit, CompressionConfig, Objective
+from rocket_core.errors import InfeasibleBudgetError
+from rocket_core.inspection.feasibility import reach_of_layers
 from rocket_core.reachability import Reach
 from rocket_core.schema import FrozenModel
 from rocket_core.target import ByBits, ByBytes, ByError, ByFormat, ByRatio, Target
 
 _FRONTIER_STEPS = 100
+
+# Settings that decide which candidates a job expects a profile to have, before it is made.
+_DECISIVE = ("method", "engine", "kinds", "storage", "code_bits", "group_size", "preset")
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -55,6 +61,10 @@ class ModelProfile(FrozenModel):
     """whether a ratio is one of layers and tables together; a size always is."""
     format_groups: tuple[FormatGroup, ...] = ()
     """layers that the engine needs stored in the same way."""
+    text: CalibratedText | None = None
+    """how well the original predicts the calibration text; None if it does not predict tokens, if no sensitivities were
+    measured, and in profiles from before this field existed.
+    """
 
     @property
     def compressible_parameters(self) -> int:
@@ -94,14 +104,15 @@ class Predictor:
 
     def __init__(self, profile: ModelProfile) -> None:
         self.profile = profile
+        self._accepted = _reach_of_jobs(profile).ratio
         self._allocator = self._by(profile.budget_unit, profile.layers_for(ByRatio(ratio=0.0)))
         # By the number of layers that they decide about.
         self._by_bytes: dict[int, Allocator] = {}
 
     @property
     def reachable_ratio(self) -> float:
-        """Largest ratio that can be reached."""
-        return self._allocator.reachable_ratio
+        """Largest ratio that can be reached, and that a job with the settings of the profile accepts."""
+        return min(self._allocator.reachable_ratio, self._accepted)
 
     @property
     def smallest_bytes(self) -> int:
@@ -139,8 +150,14 @@ class Predictor:
 
         Raises:
             InvalidConfigError: the ratio is out of range.
-            InfeasibleBudgetError: no choice of candidates is small enough.
+            InfeasibleBudgetError: no choice of candidates is small enough, or a job would be refused.
         """
+        if self.reachable_ratio < ratio < 1:
+            raise InfeasibleBudgetError(
+                f"compression ratio {ratio} is out of reach: {self.reachable_ratio} is the largest of this model; ask "
+                "for that or less",
+                nearest_ratio=self.reachable_ratio,
+            )
         return self._allocator.allocate(ratio)
 
     def within_bytes(self, size: int) -> Allocation:
@@ -174,12 +191,15 @@ class Predictor:
         return allocator.allocate(allocator.reach.check(target))
 
     def within_error(self, error: float) -> Allocation:
-        """Return the smallest allocation whose predicted error is at most a bound; see `Allocator.within_error`.
+        """Return the smallest allocation within reach whose predicted error is at most a bound.
+
+        See `Allocator.within_error`.
 
         Raises:
             InvalidConfigError: the bound is out of range.
         """
-        return self._allocator.within_error(error)
+        allocation = self._allocator.within_error(error)
+        return allocation if allocation.ratio <= self.reachable_ratio else self.at_ratio(self.reachable_ratio)
 
     def frontier(self) -> tuple[SizePoint, ...]:
         """Return the predicted model at every hundredth, and at the largest ratio that can be reached."""
@@ -213,3 +233,17 @@ class Predictor:
             itemsize=profile.itemsize,
             format_groups=profile.format_groups,
         )
+
+
+def _reach_of_jobs(profile: ModelProfile) -> Reach:
+    """Return what a job with the settings of a profile takes to be reachable before it has one."""
+    given = {name: profile.settings[name] for name in _DECISIVE if name in profile.settings}
+    config = CompressionConfig.model_validate(given | {"budget": profile.budget_unit})
+    layers = profile.layers_for(ByRatio(ratio=0.0))
+    return reach_of_layers(
+        [(layer.d_in, layer.d_out) for layer in layers],
+        itemsize=profile.itemsize,
+        other_bytes=0,
+        quantizes=config.quantizes,
+        codes=config.code_choices,
+    )

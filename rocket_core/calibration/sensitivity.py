@@ -58,6 +58,28 @@ class Sensitivity:
         return 0.5 * float(self.fisher_diagonal.mean())
 
 
+@dataclass(kw_only=True, slots=True)
+class TextLoss:
+    """Sums over the predicted tokens of a text.
+
+    Attributes:
+        tokens: number of predicted tokens.
+        negative_log_likelihood: sum of their negative log-likelihoods, in nats.
+        entropy: sum of the entropies of the distributions that they were predicted from: the negative log-likelihood
+            that the model itself expects.
+    """
+
+    tokens: int = 0
+    negative_log_likelihood: float = 0.0
+    entropy: float = 0.0
+
+    def add(self, other: "TextLoss") -> None:
+        """Add the sums of another text."""
+        self.tokens += other.tokens
+        self.negative_log_likelihood += other.negative_log_likelihood
+        self.entropy += other.entropy
+
+
 def natural_loss(model: PreTrainedModel, *, reads_in_order: bool) -> Loss:
     """Return the loss to use for a model: `tokens` if it predicts tokens, else `hidden_states`.
 
@@ -87,6 +109,7 @@ def output_gradient(
     number: int = 0,
     passed: tuple[nn.ModuleList, Activations] | None = None,
     watched: "SquaredGradients | None" = None,
+    text: TextLoss | None = None,
 ) -> ScaledGradient:
     """Return the gradient of a batch's loss with respect to the output of the last block.
 
@@ -106,6 +129,7 @@ def output_gradient(
         number: index of the batch in the activations; the random signs depend on it.
         passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output.
         watched: layers after the blocks whose gradients are added up as well.
+        text: sums to which those of the batch are added, for the loss `tokens`.
 
     Returns:
         The gradient in the dtype of the hidden states, on their device. Memory for intermediate logits is bounded.
@@ -119,6 +143,7 @@ def output_gradient(
         generator = torch.Generator().manual_seed(number)
         gradient = torch.empty_like(hidden)
         before = None if watched is None else watched.begin(batch=number, exponent=exponent)
+        found = TextLoss()
         for rows, columns in _pieces(model, loss, hidden.shape):
             leaf = hidden[rows, columns].detach().requires_grad_()
             piece = _cut(batch, rows, columns)
@@ -129,13 +154,15 @@ def output_gradient(
                 contextlib.nullcontext() if watched is None else watched.watching(),
             ):
                 if loss == "tokens":
-                    value = _negative_log_likelihood(model, piece, _targets(batch)[rows, columns])
+                    value = _negative_log_likelihood(model, piece, _targets(batch)[rows, columns], found)
                 else:
                     value = _random_sum(_final_hidden(model, piece), generator)
                 value.mul(2.0**exponent).backward()  # type: ignore[no-untyped-call]  # of torch
             assert leaf.grad is not None
             gradient[rows, columns] = leaf.grad
         if bool(torch.isfinite(gradient).all()):
+            if text is not None:
+                text.add(found)
             return ScaledGradient(values=gradient, exponent=exponent).centred()
         if watched is not None and before is not None:
             watched.sums = before
@@ -348,10 +375,30 @@ def _targets(batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"]:
     return torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], _NO_TARGET)], dim=1)
 
 
-def _negative_log_likelihood(model: PreTrainedModel, batch: Mapping[str, Tensor], targets: Tensor) -> Float[Tensor, ""]:
+def _negative_log_likelihood(
+    model: PreTrainedModel, batch: Mapping[str, Tensor], targets: Tensor, text: TextLoss
+) -> Float[Tensor, ""]:
+    """Return the negative log-likelihood of the targets, and add it to the sums of a text."""
     logits = model(**batch, **without_cache(model)).logits
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=_NO_TARGET)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+    value = cross_entropy(wide, targets.flatten(), reduction="sum", ignore_index=_NO_TARGET)
+    predicted = targets.flatten() != _NO_TARGET
+    text.add(
+        TextLoss(
+            tokens=int(predicted.sum()),
+            negative_log_likelihood=float(value.detach()),
+            entropy=float(_entropies(wide.detach())[predicted].sum()),
+        )
+    )
+    return value
+
+
+@torch.no_grad()
+def _entropies(logits: Float[Tensor, "n vocabulary"]) -> Float[Tensor, " n"]:
+    """Return log Σ e^x - Σ x e^x / Σ e^x, the entropy of each distribution in nats."""
+    logarithms = logits.log_softmax(dim=-1)
+    # A probability of zero has a logarithm of minus infinity, and adds nothing.
+    return -(logarithms.exp() * logarithms.clamp_min(-1e9)).sum(dim=-1)
 
 
 def _random_sum(states: Tensor, generator: torch.Generator) -> Float[Tensor, ""]:

@@ -8,7 +8,7 @@ from rocket_core.engines.engine import Engine, Kind
 ROCKET = Engine(
     name="rocket",
     title="transformers with rocket_core.hf",
-    exports=("factored", "dense"),
+    exports=("factored",),
     readable=("factored", "dense"),
     kinds=get_args(Kind),
     codes=ANY_CODES,

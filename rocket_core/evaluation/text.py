@@ -1,5 +1,6 @@
 """Evaluation of a model folder on a text file, alone or against its dense original."""
 
+import math
 import tempfile
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -22,8 +23,11 @@ from rocket_core.evaluation.harness import load_tasks
 from rocket_core.evaluation.models import ModelFolder, gguf_files, load_model, open_gguf, open_model
 from rocket_core.evaluation.windows import text_windows
 from rocket_core.inspection.dataset_names import LOCAL_SUFFIXES
+from rocket_core.inspection.safetensors_headers import local_weight_files
 from rocket_core.models.architecture import window_length
-from rocket_core.report.quality import Difference, ModelQuality, TaskScore
+from rocket_core.report.formatting import bytes_text
+from rocket_core.report.notebook import table_html
+from rocket_core.report.quality import Difference, ModelQuality, TaskScore, compared_rows
 from rocket_core.schema import FrozenModel
 from rocket_core.system.devices import resolve_device
 
@@ -36,6 +40,8 @@ class EvaluationResult(FrozenModel):
 
     model: str
     """the model folder."""
+    file_bytes: Annotated[int, Field(ge=0)]
+    """bytes of its files of weights."""
     text: str
     """the text file as given."""
     sequence_length: Annotated[int, Field(ge=2)]
@@ -54,6 +60,8 @@ class EvaluationResult(FrozenModel):
     """scores of the zero-shot tasks."""
     against: str | None = None
     """the folder of the dense model; None if the model was measured alone."""
+    against_bytes: Annotated[int, Field(ge=0)] | None = None
+    """bytes of the dense model's files of weights."""
     dense: ModelQuality | None = None
     """the quality of the dense model."""
     difference: Difference | None = None
@@ -62,6 +70,37 @@ class EvaluationResult(FrozenModel):
     """device that the model ran on."""
     dtype: str
     """dtype that the model ran in."""
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        columns, rows = self.table()
+        return table_html(self.caption, ("", *columns), rows)
+
+    @property
+    def caption(self) -> str:
+        """What was read."""
+        return f"{self.tokens:,} {'tokens' if self.perplexity is not None else 'tokens read'} of {self.text}"
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Return names of the models, the original first, and rows of a measure and its value for each model."""
+        original = "" if self.against_bytes is None else bytes_text(self.against_bytes)
+        rows = [
+            ("file", original, bytes_text(self.file_bytes)),
+            *compared_rows(self.dense, self.quality, self.difference or Difference()),
+        ]
+        if self.against is None:
+            return (self.model,), [(measure, value) for measure, _, value in rows]
+        return (self.against, self.model), [*rows]
+
+    @property
+    def quality(self) -> ModelQuality:
+        """The quality of the model."""
+        overflowed = self.perplexity is None or math.isinf(self.perplexity)
+        return ModelQuality(
+            negative_log_likelihood=self.negative_log_likelihood,
+            perplexity=None if overflowed else self.perplexity,
+            tasks=self.tasks,
+        )
 
 
 def _ignore_step(share: float, what: str) -> None:
@@ -195,6 +234,7 @@ def _result(model: ModelFolder, original: ModelFolder | None, how: Measurement, 
     perplexity = float("inf") if quality.negative_log_likelihood and not quality.perplexity else quality.perplexity
     return EvaluationResult(
         model=str(model.path),
+        file_bytes=_file_bytes(model),
         text="",
         sequence_length=how.text.length,
         stride=how.text.stride,
@@ -204,8 +244,16 @@ def _result(model: ModelFolder, original: ModelFolder | None, how: Measurement, 
         perplexity=perplexity,
         tasks=quality.tasks,
         against=None if original is None else str(original.path),
+        against_bytes=None if original is None else _file_bytes(original),
         dense=dense,
         difference=difference,
         device=str(how.device),
         dtype=str(dtype).removeprefix("torch."),
     )
+
+
+def _file_bytes(model: ModelFolder) -> int:
+    files = (
+        local_weight_files(model.path, str(model.path)) if model.gguf_file is None else [model.path / model.gguf_file]
+    )
+    return sum(file.stat().st_size for file in files)

@@ -12,6 +12,7 @@ from rocket_core.exports.gguf_model import GgufPlan, PlannedTensor, TensorRules
 from rocket_core.system.files import atomic_write
 
 _DTYPES: dict[Storage, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_STORAGES: dict[torch.dtype, Storage] = {torch.float64: "F32", **{dtype: name for name, dtype in _DTYPES.items()}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,11 @@ class GgufSource:
     shape: tuple[int, ...]
     storage: Storage
     read: Callable[[], Tensor]
+
+
+def gguf_storage(dtype: torch.dtype) -> Storage:
+    """Return how a GGUF file stores matrices that stay dense."""
+    return _STORAGES[dtype]
 
 
 def write_model(

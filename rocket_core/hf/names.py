@@ -88,6 +88,21 @@ def names_experts(model: PreTrainedModel, names: Iterable[str]) -> bool:
     return False
 
 
+def is_merged(model: PreTrainedModel, key: str) -> bool:
+    """Return whether transformers merges a tensor of the files with others while it loads them.
+
+    Args:
+        model: the model, whose experts may be unfused.
+        key: name of the tensor in the files.
+    """
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:  # before version 5, files have what modules have
+        return False
+    converters = [one for one in get_model_conversion_mapping(model) if hasattr(one, "operations")]
+    return any(converter.rename_source_key(key)[1] is not None for converter in converters)
+
+
 def find_stock(model: nn.Module, name: str) -> StockLayer | None:
     """Return the stock layer of that name, or None.
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from rocket_core.config import CompressionConfig
-from rocket_core.engines import ROCKET
+from rocket_core.engines import ROCKET, Engine
 from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.inspection.model_fields import find_number
 
@@ -11,20 +10,19 @@ _SIXTEEN_BITS = 2
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
-def check_engine(settings: Mapping[str, object], itemsize: int, config: CompressionConfig, model: str) -> None:
+def check_engine(settings: Mapping[str, object], itemsize: int, engine: Engine, model: str) -> None:
     """Raise an error if the engine cannot run the model.
 
     Args:
         settings: the content of config.json. If it names no class, that is not judged.
         itemsize: bytes of a stored number.
-        config: the compression.
+        engine: the engine.
         model: name of the model in messages.
 
     Raises:
         UnsupportedArchitectureError: the engine does not run models of this class, or no mixtures that Rocket writes.
         InvalidConfigError: the engine does not run models in this dtype.
     """
-    engine = config.reader
     if engine is ROCKET:
         return
     named = settings.get("architectures")

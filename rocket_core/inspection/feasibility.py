@@ -43,7 +43,7 @@ def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: 
     check_weights(weights, model)
     check_sizes(settings, weights, model)
     check_ignore(settings, weights, config.ignore, model)
-    check_engine(settings, item_bytes(weights, config.dtype, model), config, model)
+    check_engine(settings, item_bytes(weights, config.dtype, model), config.reader, model)
     match config.target:
         case ByRatio() as target if not config.quantizes:
             check_any_selection(weights, target)

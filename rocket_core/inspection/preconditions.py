@@ -3,7 +3,8 @@
 Only what is certain to fail is rejected here; the preflight of a run repeats these checks and adds the rest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rocket_core.config import (
 )
 from rocket_core.errors import (
     AlreadyQuantizedError,
+    CheckpointFormatError,
     InvalidConfigError,
     UnknownDatasetError,
     UnmatchedIgnoreError,
@@ -52,6 +54,9 @@ OWN_CODE_ONLY = frozenset(
     phi-msft qwen skywork stablelm_epoch telechat xverse yuan
     """.split()  # noqa: SIM905 - as above
 )
+
+# Any of them may be all that a tokenizer consists of.
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "spiece*", "sentencepiece*", "*.model")
 
 DEFAULT_WINDOW_LENGTH = 1024
 
@@ -126,6 +131,24 @@ def input_kind(config: Mapping[str, object]) -> InputKind:
     if "num_mel_bins" in config:
         return "audio"
     return "images" if "patch_size" in config and "vocab_size" not in config else "text"
+
+
+def check_tokenizer(names: Collection[str], kind: InputKind, model: str) -> None:
+    """Raise an error if a model that reads text comes without a tokenizer.
+
+    Args:
+        names: names of its files.
+        kind: what it reads.
+        model: name of the model in messages.
+
+    Raises:
+        CheckpointFormatError: there is no file of a tokenizer.
+    """
+    if kind == "text" and not any(fnmatchcase(name, pattern) for name in names for pattern in _TOKENIZER_FILES):
+        raise CheckpointFormatError(
+            f"{model} has no tokenizer, which turns calibration text into tokens; add the files of the model's own, "
+            "such as tokenizer.json"
+        )
 
 
 def check_calibration(kind: InputKind, dataset: str, sequence_length: int | None, model: str) -> None:

@@ -9,7 +9,13 @@ from rocket_core.inspection.feasibility import check_feasible
 from rocket_core.inspection.hub import check_repository_id
 from rocket_core.inspection.model_advice import advice_on_folder
 from rocket_core.inspection.model_files import CONFIG_NAME, read_start, vet_folder
-from rocket_core.inspection.preconditions import MAX_CONFIG_BYTES, check_config, parse_config
+from rocket_core.inspection.preconditions import (
+    MAX_CONFIG_BYTES,
+    check_config,
+    check_tokenizer,
+    input_kind,
+    parse_config,
+)
 from rocket_core.inspection.safetensors_headers import local_weight_files, read_header, sum_summaries, summarize
 
 
@@ -40,3 +46,4 @@ def check_request(model: str, config: CompressionConfig) -> None:
     files = local_weight_files(folder, name)
     weights = sum_summaries((summarize(read_header(file, f"{name}/{file.name}")) for file in files), name)
     check_feasible(settings, weights, config, name)
+    check_tokenizer([file.name for file in folder.iterdir()], input_kind(settings), name)

@@ -23,7 +23,7 @@ is absent if all are stored, except that a sparse layer always has it; `L.weight
 on the shape, whereas it would initialise a layer with unknown tensor names randomly.
 """
 
-from rocket_core.layers.code_tensors import check_codes, pack_codes, unpack_codes
+from rocket_core.layers.code_tensors import check_codes, entry_codes, pack_codes, unpack_codes
 from rocket_core.layers.coded_factors import CodedFactorizedLinear, CodedLinear, CodedSparseLinear, ValueCodes
 from rocket_core.layers.coefficient_linear import CoefficientLinear
 from rocket_core.layers.factors import (
@@ -76,6 +76,7 @@ __all__ = [
     "check_codes",
     "coded_entry",
     "compose_weight",
+    "entry_codes",
     "format_version",
     "layer_tensors",
     "mask_shape",

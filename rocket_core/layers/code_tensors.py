@@ -1,5 +1,7 @@
 """Tensors on disk of a rounded weight: packed or entropy-coded codes, and scales."""
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
@@ -9,6 +11,7 @@ from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CorruptCheckpointError
 from rocket_core.layers.code_packing import pack_integers, unpack_integers, unpack_rows
 from rocket_core.layers.code_stream import decode_codes, encode_codes
+from rocket_core.layers.layer_table import LayerEntry
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
 
 _HALF = 16
@@ -154,6 +157,39 @@ def check_codes(
         unused.append(_unused(weight_scale, code_format.scale_bits, scales))
     if any(bool(integers.any()) for integers in unused):
         raise CorruptCheckpointError(f"{layer}: there are bits after the last code or scale; copy the files again")
+
+
+def entry_codes(
+    entry: LayerEntry, tensors: Mapping[str, Tensor], shape: tuple[int, int], *, layer: str
+) -> RoundedWeight:
+    """Return codes and scales of a quantized layer from its tensors.
+
+    Args:
+        entry: its entry in the table.
+        tensors: its tensors by the end of their names.
+        shape: `(d_in, d_out)` of the layer.
+        layer: name for messages.
+
+    Raises:
+        CorruptCheckpointError: the tensors are inconsistent.
+    """
+    assert entry.is_quantized, layer
+    assert entry.scale_exponent is not None, layer
+    code_format, coded_bytes = entry.code_format, entry.coded_bytes
+    expected = code_shapes(shape, code_format, coded_bytes)
+    if tensors.keys() != expected.keys():
+        raise CorruptCheckpointError(
+            f"{layer}: it has the tensors {', '.join(sorted(tensors))}, not {', '.join(expected)}; copy the files again"
+        )
+    check_codes(**tensors, shape=shape, code_format=code_format, layer=layer, coded_bytes=coded_bytes)
+    return unpack_codes(
+        **tensors,
+        shape=shape,
+        code_format=code_format,
+        exponent=entry.scale_exponent,
+        entropy_coded=coded_bytes is not None,
+        layer=layer,
+    )
 
 
 def _unpack_scales(weight_scale: UInt8[Tensor, " bytes"], n: int, code_format: CodeFormat) -> Tensor:

@@ -69,7 +69,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     dtype = _storage_dtype(checkpoint, config)
     architecture = build_architecture(model_config, compute_dtype(dtype, device))
     named = model_config.to_dict() | {"architectures": [type(architecture.model).__name__]}
-    check_engine(named, dtype.itemsize, config, source.name)
+    check_engine(named, dtype.itemsize, config.reader, source.name)
     loader = WeightLoader(architecture.model, checkpoint, device)
     # Files that will be copied into the artifacts are checked before long work, and again when they are copied.
     companions(source.folder, source.name)

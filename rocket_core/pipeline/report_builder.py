@@ -6,6 +6,7 @@ from pathlib import Path
 from rocket_core import budget
 from rocket_core.allocation import Allocation, layer_frontiers
 from rocket_core.allocation.predictor import ModelProfile
+from rocket_core.calibrated_text import CalibratedText
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile
 from rocket_core.config import HUB_TASKS, CompressionConfig
@@ -28,7 +29,7 @@ from rocket_core.report.schema import (
 _MAX_FRONTIERS = 2000
 
 
-def calibration_report(run: Run, inputs: CalibrationInputs) -> CalibrationReport:
+def calibration_report(run: Run, inputs: CalibrationInputs, work: WorkFolder) -> CalibrationReport:
     """Return the report on the run's calibration data."""
     calibration = without_paths(run.config).calibration
     return CalibrationReport(
@@ -39,7 +40,13 @@ def calibration_report(run: Run, inputs: CalibrationInputs) -> CalibrationReport
         seed=calibration.seed,
         tokens=len(inputs) * run.positions,
         token_sha256=inputs.sha256(),
+        text=_text(run, work),
     )
+
+
+def _text(run: Run, work: WorkFolder) -> CalibratedText | None:
+    # The decoder of an encoder-decoder reads text that does not belong to what its encoder reads.
+    return work.text() if run.architecture.is_causal and run.architecture.kind == "text" else None
 
 
 def without_paths(config: CompressionConfig) -> CompressionConfig:
@@ -57,13 +64,14 @@ def _without_folder(dataset: str) -> str:
     return dataset if path is None else path.name
 
 
-def model_profile(run: Run, identity: RunIdentity, profiled: Profiled) -> ModelProfile:
+def model_profile(run: Run, identity: RunIdentity, profiled: Profiled, work: WorkFolder) -> ModelProfile:
     """Return the profile of a run's model.
 
     Args:
         run: the run.
         identity: see `profile_identity`.
         profiled: profiles of all layers and tables.
+        work: work folder in which they are.
     """
     names = [profile.name for profile in (*profiled.profiles, *profiled.tables)]
     dense_tables = sum(table.candidates[0].stored_bytes for table in profiled.tables)
@@ -83,6 +91,7 @@ def model_profile(run: Run, identity: RunIdentity, profiled: Profiled) -> ModelP
         tables=profiled.tables,
         ratio_counts_tables=run.config.ratio_counts_tables,
         format_groups=format_groups(run, profiled.profiles),
+        text=_text(run, work),
     )
 
 

@@ -25,6 +25,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.preflight import calibration_inputs, prepare_run, run_identity
 from rocket_core.pipeline.profile_reuse import RunProfileCache
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
+from rocket_core.pipeline.progress_bar import shown_progress
 from rocket_core.pipeline.report_builder import (
     allocation_report,
     calibration_report,
@@ -96,7 +97,7 @@ def compress(
     profiles: ProfileCache | None = None,
     meter: EnergyMeter | None = None,
     download: StageReport | None = None,
-    on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_progress: Callable[[Progress], None] | None = None,
     on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
     on_offline: Callable[[], None] = lambda: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
@@ -122,6 +123,7 @@ def compress(
         meter: measures the energy of each stage, starting before the call; None leaves it out of the report.
         download: cost of downloading the model, if it was found before the call; its device is filled in.
         on_progress: called at every step, at least once per layer, and repeatedly within a download or a calibration.
+            None shows a bar if standard error is a terminal or the code runs in a notebook.
         on_requirements: called with the run's estimated bytes of memory, before the work that needs them.
         on_offline: called when everything that may come from the Hub has been read; the network is not used after that.
         on_profile: called with each layer's position in the model and its profile as soon as that is on disk; a resumed
@@ -139,30 +141,33 @@ def compress(
     target = config.target
     if target is None:
         raise InvalidConfigError("specify a ratio, a target size in bytes (target_bytes) or bits per weight (bits)")
-    callbacks = Callbacks(
-        on_progress=on_progress,
-        on_requirements=on_requirements,
-        on_profile=on_profile,
-        on_profiled=on_profiled,
-        on_allocation=on_allocation,
-        should_cancel=should_cancel,
-    )
-    with _open_run(output, config, callbacks, meter, download) as (work, monitor):
-        source = _find_source(model, revision, hub, config, monitor)
-        with monitor.stage("preflight"):
+    with shown_progress(on_progress) as show_progress:
+        callbacks = Callbacks(
+            on_progress=show_progress,
+            on_requirements=on_requirements,
+            on_profile=on_profile,
+            on_profiled=on_profiled,
+            on_allocation=on_allocation,
+            should_cancel=should_cancel,
+        )
+        with _open_run(output, config, callbacks, meter, download) as (work, monitor):
+            source = _find_source(model, revision, hub, config, monitor)
+            with monitor.stage("preflight"):
+                with offline():
+                    run = prepare_run(source, config)
+                identity = run_identity(run)
+                finished = finished_report(output, identity, resume=resume)
+                if finished is not None:
+                    check_same_measurements(finished, config, output)
+                    return finished
+                prepared = _prepare(
+                    run, identity, output, work, monitor, resume=resume, token=hub.token, profiles=profiles
+                )
             with offline():
-                run = prepare_run(source, config)
-            identity = run_identity(run)
-            finished = finished_report(output, identity, resume=resume)
-            if finished is not None:
-                check_same_measurements(finished, config, output)
-                return finished
-            prepared = _prepare(run, identity, output, work, monitor, resume=resume, token=hub.token, profiles=profiles)
-        with offline():
-            on_offline()
-            report = _compress(prepared, target)
-        monitor.finish()
-        return report
+                on_offline()
+                report = _compress(prepared, target)
+            monitor.finish()
+            return report
 
 
 def profile_model(
@@ -176,7 +181,7 @@ def profile_model(
     hub: HubAccess = HubAccess(),
     meter: EnergyMeter | None = None,
     download: StageReport | None = None,
-    on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_progress: Callable[[Progress], None] | None = None,
     on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
     on_offline: Callable[[], None] = lambda: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
@@ -214,24 +219,28 @@ def profile_model(
         raise InvalidConfigError(f"method {config.method} allocates nothing and needs no profile: compress the model")
     if config.target is not None:
         raise InvalidConfigError("a profile is for every ratio and size; leave the target out")
-    callbacks = Callbacks(
-        on_progress=on_progress, on_requirements=on_requirements, on_profile=on_profile, should_cancel=should_cancel
-    )
-    with _open_run(output, config, callbacks, meter, download) as (work, monitor):
-        source = _find_source(model, revision, hub, config, monitor)
-        with monitor.stage("preflight"):
+    with shown_progress(on_progress) as show_progress:
+        callbacks = Callbacks(
+            on_progress=show_progress,
+            on_requirements=on_requirements,
+            on_profile=on_profile,
+            should_cancel=should_cancel,
+        )
+        with _open_run(output, config, callbacks, meter, download) as (work, monitor):
+            source = _find_source(model, revision, hub, config, monitor)
+            with monitor.stage("preflight"):
+                with offline():
+                    run = prepare_run(source, config)
+                prepared = _prepare(
+                    run, run_identity(run), output, work, monitor, resume=resume, token=hub.token, profiles=profiles
+                )
             with offline():
-                run = prepare_run(source, config)
-            prepared = _prepare(
-                run, run_identity(run), output, work, monitor, resume=resume, token=hub.token, profiles=profiles
-            )
-        with offline():
-            on_offline()
-            profile, _ = _profile(prepared)
-        monitor.finish()
-        on_costs(monitor.costs.stages)
-        work.remove()
-        return profile
+                on_offline()
+                profile, _ = _profile(prepared)
+            monitor.finish()
+            on_costs(monitor.costs.stages)
+            work.remove()
+            return profile
 
 
 def _find_source(
@@ -329,7 +338,7 @@ def _profile(prepared: _PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
     with monitor.stage("calibrating"):
         profiled = profile_layers(run, prepared.calibration, work, monitor)
         prepared.profile_cache.store(work)
-    profile = model_profile(run, prepared.profile_cache.identity, profiled)
+    profile = model_profile(run, prepared.profile_cache.identity, profiled, work)
     monitor.profiled_all(profile)
     return profile, profiled.skipped
 
@@ -364,7 +373,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         model_class=run.architecture.class_name,
         revision=prepared.identity.revision,
         settings=without_paths(run.config),
-        calibration=calibration_report(run, prepared.calibration),
+        calibration=calibration_report(run, prepared.calibration, work),
         stages=monitor.costs.stages,
         allocation=allocation_report(allocation),
         totals=totals_report(run, layers, exports),

@@ -1,5 +1,6 @@
-"""Summary of a compression in three numbers: size, quality, time."""
+"""Summary of a compression in a few numbers: size, quality, memory and speed, time."""
 
+from rocket_core.report.expectation import expectation
 from rocket_core.report.figures import ERROR_NAMES
 from rocket_core.report.formatting import bytes_text, duration_text, percent_text
 from rocket_core.report.quality import quality_rows
@@ -8,7 +9,7 @@ from rocket_core.schema import FrozenModel
 
 
 class Headline(FrozenModel):
-    """One of the three numbers."""
+    """One of the numbers."""
 
     name: str
     """what is measured."""
@@ -18,9 +19,9 @@ class Headline(FrozenModel):
     """the value before, and how it was determined."""
 
 
-def headlines(report: CompressionReport) -> tuple[Headline, Headline, Headline]:
-    """Return the size, quality and time of a compression."""
-    return _size(report), _quality(report), _time(report)
+def headlines(report: CompressionReport) -> tuple[Headline, ...]:
+    """Return the size and quality of a compression, memory and speed if they were measured, and its time."""
+    return _size(report), quality_headline(report), *_speed(report), _time(report)
 
 
 def _size(report: CompressionReport) -> Headline:
@@ -34,10 +35,14 @@ def _size(report: CompressionReport) -> Headline:
     )
 
 
-def _quality(report: CompressionReport) -> Headline:
+def quality_headline(report: CompressionReport) -> Headline:
+    """Return the quality of a compression, measured or predicted."""
     evaluation = report.evaluation
     if evaluation is None:
-        error = report.allocation.total_error
+        error, text = report.allocation.total_error, report.calibration.text
+        if text is not None and report.allocation.objective == "fisher":
+            expected = expectation(error, text)
+            return Headline(name="Quality", value=expected.value, detail=expected.explanation)
         return Headline(
             name="Quality",
             value=f"{error:.3g}",
@@ -45,10 +50,28 @@ def _quality(report: CompressionReport) -> Headline:
             "measure it",
         )
     name, before, after = quality_rows(evaluation)[0]
-    was = f"was {before}; " if before else ""
-    return Headline(
-        name="Quality", value=after, detail=f"{name}, {was}{evaluation.tokens:,} tokens of {evaluation.dataset}"
-    )
+    value = f"{before} → {after}" if before else after
+    return Headline(name="Quality", value=value, detail=f"{name}, {evaluation.tokens:,} tokens of {evaluation.dataset}")
+
+
+def _speed(report: CompressionReport) -> list[Headline]:
+    models = () if report.speed is None else report.speed.models
+    made_for = report.settings.reader.exports[0]
+    export = next((model for model in models if model.name == made_for), None)
+    if export is None:
+        return []
+    found = [
+        Headline(
+            name="Speed",
+            value=f"{export.generation_ratio:.2f}x",
+            detail=f"as fast as the original: {export.generation_rate:,.3g} tokens per second generated",
+        )
+    ]
+    original = models[0].memory_bytes
+    if export.memory_bytes is not None and original is not None:
+        memory = Headline(name="Memory", value=bytes_text(export.memory_bytes), detail=f"was {bytes_text(original)}")
+        found.insert(0, memory)
+    return found
 
 
 def _time(report: CompressionReport) -> Headline:

@@ -80,19 +80,36 @@ class EvaluationReport(FrozenModel):
 
 def quality_rows(evaluation: EvaluationReport) -> list[tuple[str, str, str]]:
     """Return an evaluation as table rows of metric, value before and value after; differences are in the last one."""
-    before, after, difference = evaluation.before, evaluation.after, evaluation.difference
+    return compared_rows(evaluation.before, evaluation.after, evaluation.difference)
+
+
+def compared_rows(
+    before: ModelQuality | None, after: ModelQuality, difference: Difference = Difference()
+) -> list[tuple[str, str, str]]:
+    """Return the quality of one or two models as table rows of metric, value before and value after.
+
+    Args:
+        before: quality of the original; None if it was not measured.
+        after: quality of the other model.
+        difference: difference between the two, shown after.
+    """
     rows: list[tuple[str, str, str]] = []
-    if before.negative_log_likelihood is not None:
-        rows.append(("perplexity", _number(before.perplexity), _number(after.perplexity)))
+    if after.negative_log_likelihood is not None:
+        rows.append(("perplexity", "" if before is None else _number(before.perplexity), _number(after.perplexity)))
     if difference.kl_divergence is not None:
         rows.append(("KL divergence, nats per token", "", f"{difference.kl_divergence:.4f}"))
     if difference.top1_agreement is not None:
         rows.append(("same likeliest token", "", percent_text(difference.top1_agreement)))
     if difference.cosine_drift is not None:
         rows.append(("cosine drift", "", f"{difference.cosine_drift:.4f}"))
+    scores = [None] * len(after.tasks) if before is None else before.tasks
     rows += [
-        (f"{one.task}, {one.metric} of {one.items}", percent_text(one.value), percent_text(other.value))
-        for one, other in zip(before.tasks, after.tasks, strict=True)
+        (
+            f"{other.task}, {other.metric} of {other.items}",
+            "" if one is None else percent_text(one.value),
+            percent_text(other.value),
+        )
+        for one, other in zip(scores, after.tasks, strict=True)
     ]
     return rows
 

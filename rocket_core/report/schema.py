@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rocket_core.budget import achieved_ratio, bits_per_weight, sparsity
+from rocket_core.calibrated_text import CalibratedText
 from rocket_core.candidates import CODE_KINDS, Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.code_format import CodeBits, ScaleBits
 from rocket_core.config import BudgetUnit, CompressionConfig, InputKind, Objective
@@ -209,6 +210,10 @@ class CalibrationReport(FrozenModel):
     """total positions: tokens, and the positions that audio and images become in the model."""
     token_sha256: str
     """hash of the model's inputs, 64 hexadecimal digits."""
+    text: CalibratedText | None = None
+    """the original's predictions of the text; None if it does not predict tokens, if no sensitivities were measured,
+    and in reports from before this field existed.
+    """
 
 
 class CompressionReport(FrozenModel):
@@ -250,6 +255,12 @@ class CompressionReport(FrozenModel):
     """speed and memory of the original and of each artifact; None if no benchmark was requested, and in reports from
     before this field existed.
     """
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from rocket_core.report.notebook import compression_html
+
+        return compression_html(self)
 
     @property
     def experts(self) -> dict[str, int]:

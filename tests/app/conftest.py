@@ -166,7 +166,12 @@ def report():
 @pytest.fixture
 def result():
     return JobResult(
-        achieved_ratio=0.3, kept_parameters=7, compressible_parameters=10, stored_bytes=70, dense_bytes=100
+        achieved_ratio=0.3,
+        kept_parameters=7,
+        compressible_parameters=10,
+        stored_bytes=70,
+        dense_bytes=100,
+        quality="10 → 10.2",
     )
 
 

@@ -44,8 +44,9 @@ def safetensors_bytes(tensors):
 
 
 def save_llama(folder, *, config=None, **options):
-    """Write a folder with config.json and model.safetensors that can be judged without loading it."""
+    """Write a folder with config.json, weights and a tokenizer's file that can be judged without loading it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"} if config is None else config))
     (folder / "model.safetensors").write_bytes(safetensors_bytes(llama_tensors(**options)))
+    (folder / "tokenizer.json").write_text("{}")
     return folder

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -88,7 +89,7 @@ def fill_in(page, ratio):
     page.get_by_label("Samples").fill("4")
     page.get_by_label("Tokens per sample").fill("32")
     page.get_by_label("Measure quality").check()
-    page.get_by_label("ratio, 0 to below 1").fill(str(ratio))
+    page.get_by_label("ratio, 0 to").fill(str(ratio))
 
 
 def finish(page):
@@ -113,16 +114,16 @@ def test_a_job_made_on_an_empty_page_gives_a_loadable_model(browser, service, tm
         finish(page)
         # The page has reloaded itself, and shows the result.
         expect(page.locator("figure[data-figure='allocation-map'] svg").first).to_be_visible()
+        page.get_by_text("Time and energy, next to training").click()
         expect(page.locator("tr", has_text="this one, of tiny")).to_contain_text("Wh")
-        job_id = page.url.rsplit("/", 1)[-1]
-        folder = tmp_path / "factored"
-        folder.mkdir()
-        links = page.locator("a[download][href*='/artifacts/factored/']")
-        for index in range(links.count()):
-            with page.expect_download() as download:
-                links.nth(index).click()
-            download.value.save_as(folder / download.value.suggested_filename)
-        snippet = page.locator("pre code").first.inner_text().replace(f"{job_id}/factored", str(folder))
+        expect(page.locator(".headline", has_text="Quality")).to_contain_text("→")
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Download factored").click()
+        download.value.save_as(tmp_path / "archive.tar")
+        with tarfile.open(tmp_path / "archive.tar") as archive:
+            archive.extractall(tmp_path, filter="data")
+        folder = tmp_path / "tiny" / "factored"
+        snippet = page.locator("pre code").first.inner_text().replace("tiny/factored", str(folder))
     assert "import rocket_core.hf" in snippet
     names: dict[str, object] = {}
     exec(snippet, names)  # noqa: S102 - what the page tells people to type
@@ -159,7 +160,7 @@ def test_a_target_is_selected_by_entering_it(browser, service):
         with page.expect_response("**/ui/new/preview"):
             page.get_by_label("Samples").focus()
         with page.expect_response("**/ui/new/preview"):
-            page.get_by_label("ratio, 0 to below 1").fill("0.4")
+            page.get_by_label("ratio, 0 to").fill("0.4")
         expect(page.get_by_label("Remove a fraction")).to_be_checked()
 
 
@@ -214,6 +215,23 @@ def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
             look_at(page, name)
 
 
+def test_jobs_are_sorted_by_any_column_and_stay_so(browser, service):
+    with open_page(browser, service) as page:
+        page.goto("/")
+        sizes = page.locator("td[data-title='size']")
+        expect(sizes.nth(1)).to_be_visible()
+        for direction in ("ascending", "descending"):
+            page.get_by_role("button", name="size").click()
+            expect(page.locator("th[aria-sort]")).to_have_attribute("aria-sort", direction)
+            # The rows are replaced every two seconds.
+            page.wait_for_timeout(2500)
+            found = [
+                float(value) for value in sizes.evaluate_all("cells => cells.map(cell => cell.dataset.value)") if value
+            ]
+            assert found == sorted(found, reverse=direction == "descending")
+            assert len(found) > 1
+
+
 def test_a_job_can_be_made_and_cancelled_with_the_keyboard(browser, service):
     with open_page(browser, service) as page:
         page.goto("/")
@@ -237,7 +255,8 @@ def test_a_job_can_be_made_and_cancelled_with_the_keyboard(browser, service):
             page.keyboard.press("Tab")
         page.keyboard.press("Enter")
         expect(page.locator(".badge").first).to_contain_text("cancelled", timeout=PATIENCE)
-        page.get_by_role("button", name="Delete this job").click()
+        page.get_by_text("Delete this job").click()
+        page.get_by_role("button", name="Yes, delete").click()
         page.wait_for_url(re.compile(r"/$"))
 
 

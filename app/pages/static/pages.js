@@ -1,4 +1,4 @@
-// What templates and htmx do not do: two controls for one number, and answers that are no success shown where they belong.
+// What templates and htmx do not do: two controls for one number, sorted tables, and answers that are no success shown where they belong.
 (() => {
   "use strict";
 
@@ -26,6 +26,36 @@
       getSelection().selectAllChildren(command);
     }
   });
+
+  // The order of a table, which has to outlast the rows that replace it every few seconds.
+  let sorted = null;
+
+  const sortRows = () => {
+    const heads = [...document.querySelectorAll("th:has([data-sort])")];
+    for (const head of heads) head.removeAttribute("aria-sort");
+    const head = sorted && heads.find((each) => each.innerText === sorted.title);
+    if (!head) return;
+    head.setAttribute("aria-sort", sorted.ascending ? "ascending" : "descending");
+    const place = [...head.parentNode.children].indexOf(head);
+    const value = (row) => {
+      const cell = row.children[place];
+      const number = parseFloat(cell.dataset.value);
+      return cell.dataset.value === undefined ? cell.innerText.trim() : Number.isNaN(number) ? Infinity : number;
+    };
+    const compare = (one, other) =>
+      typeof one === "number" ? (one < other ? -1 : one > other ? 1 : 0) : one.localeCompare(other);
+    const body = head.closest("table").tBodies[0];
+    const rows = [...body.rows].sort((one, other) => compare(value(one), value(other)));
+    body.append(...(sorted.ascending ? rows : rows.reverse()));
+  };
+
+  document.addEventListener("click", (event) => {
+    const head = event.target.closest("[data-sort]")?.closest("th");
+    if (!head) return;
+    sorted = { title: head.innerText, ascending: !(sorted?.title === head.innerText && sorted.ascending) };
+    sortRows();
+  });
+  document.addEventListener("htmx:afterSettle", sortRows);
 
   document.addEventListener("DOMContentLoaded", () => document.getElementById("problems")?.focus());
 })();

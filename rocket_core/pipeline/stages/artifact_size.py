@@ -15,11 +15,12 @@ from rocket_core.code_format import coded_format
 from rocket_core.exports import compressed_tensors
 from rocket_core.exports.gguf_file import ALIGNMENT
 from rocket_core.exports.gguf_model import GgufPlan
+from rocket_core.exports.gguf_writer import gguf_storage
 from rocket_core.gguf_types import BlockType
 from rocket_core.layers import CODED_FACTOR_NAMES, FACTOR_NAMES, mask_shape
 from rocket_core.layers.code_tensors import code_shapes
 from rocket_core.pipeline.context import Run
-from rocket_core.pipeline.stages.export import gguf_storage, plan_untouched
+from rocket_core.pipeline.stages.export import plan_untouched
 from rocket_core.target import ByBytes
 
 # Each round uses the bytes that the previous one left; names and offsets hardly change after the second.

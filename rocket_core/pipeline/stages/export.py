@@ -1,6 +1,5 @@
 """Export of the artifacts: safetensors tensor by tensor, config and tokenizer files."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, assert_never
@@ -21,11 +20,8 @@ from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.code_format import CodeFormat
 from rocket_core.engines import ExportKind
 from rocket_core.experts import expert_projection, unfused_modules
-from rocket_core.exports import compressed_tensors
-from rocket_core.exports.gguf_file import Storage
-from rocket_core.exports.gguf_writer import GgufSource, write_model
-from rocket_core.inspection.model_files import CONFIG_NAME, companions, copy_file, read_file
-from rocket_core.inspection.unsafe_settings import without_code
+from rocket_core.exports import artifact_folder, compressed_tensors
+from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, write_model
 from rocket_core.layers import LayerEntry, quantization_config
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
@@ -33,21 +29,9 @@ from rocket_core.pipeline.stages.stored_weight import read_codes, read_dense_wei
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
 from rocket_core.report.schema import LayerReport
-from rocket_core.system.files import atomic_write
 
 StoredExport = Literal["factored", "dense", "compressed-tensors"]
 """Exports of safetensors."""
-
-_GGUF_STORAGES: Mapping[torch.dtype, Storage] = {
-    torch.float64: "F32",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-}
-# Files that may name code: classes shipped with the model.
-_SETTINGS = frozenset(
-    {"generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"}
-)
 
 
 def write_export(
@@ -86,9 +70,7 @@ def write_export(
         on_tensor=lambda key: monitor.step((begin + next(tensors) / len(plans)) / total, key),
     )
     _write_config(run, folder, _quantization(run, work, kind, stored))
-    for file in companions(run.source.folder, run.source.name):
-        (folder / file).parent.mkdir(exist_ok=True)
-        _copy(run.source.folder, file, folder / file)
+    artifact_folder.copy_companions(run.source.folder, run.source.name, folder)
     work.finish_export(kind)
     return folder
 
@@ -142,11 +124,6 @@ def _write_gguf(run: Run, work: WorkFolder, folder: Path, stored: Mapping[str, L
         on_tensor=lambda key: monitor.step((begin + next(tensors) / count) / len(kinds), key),
     )
     (folder / MODELFILE_NAME).write_text(f"FROM ./{GGUF_NAME}\n", encoding="utf-8")
-
-
-def gguf_storage(dtype: torch.dtype) -> Storage:
-    """Return how a GGUF file stores matrices that stay dense."""
-    return _GGUF_STORAGES[dtype]
 
 
 def _plan_layer(
@@ -267,25 +244,8 @@ def _table_entry(run: Run, work: WorkFolder, layer: LayerReport) -> LayerEntry:
 
 
 def _write_config(run: Run, folder: Path, quantization: dict[str, Any] | None) -> None:
-    config = without_code(json.loads(read_file(run.source.folder, CONFIG_NAME)))
+    settings = artifact_folder.read_settings(run.source.folder)
     if run.config.dtype != "auto":
-        config.pop("torch_dtype", None)
-        config["dtype"] = run.config.dtype
-    if quantization is not None:
-        config["quantization_config"] = quantization
-    with atomic_write(folder / CONFIG_NAME) as stream:
-        stream.write(_json(config))
-
-
-def _copy(source: Path, file: Path, target: Path) -> None:
-    """Copy a file of the model; settings that name code are removed, and the file is rewritten only in that case."""
-    settings = json.loads(read_file(source, str(file))) if str(file) in _SETTINGS else None
-    cleaned = without_code(settings) if isinstance(settings, dict) else settings
-    if cleaned == settings:
-        copy_file(source, file, target)
-    else:
-        target.write_bytes(_json(cleaned))
-
-
-def _json(settings: object) -> bytes:
-    return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
+        settings.pop("torch_dtype", None)
+        settings["dtype"] = run.config.dtype
+    artifact_folder.write_settings(folder, settings, quantization)

@@ -9,38 +9,27 @@ from pydantic import ValidationError
 from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig
 from rocket_core.engines import ExportKind
 from rocket_core.errors import InvalidConfigError
+from rocket_core.exports.artifact_folder import REPORT_NAME, write_description, write_report
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.report_builder import without_paths
-from rocket_core.pipeline.state.files import write_text
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
-from rocket_core.report.html import render_report
-from rocket_core.report.model_card import model_card
 from rocket_core.report.schema import CompressionReport
-
-REPORT_NAME = "report.json"
-PAGE_NAME = "report.html"
 
 
 def publish(
     run: Run, output: Path, work: WorkFolder, report: CompressionReport, folders: Mapping[ExportKind, Path]
 ) -> None:
     """Move the complete artifacts into place; a report in `output` means that all of them are there."""
-    text = report.model_dump_json(indent=1) + "\n"
-    page = render_report(report)
     for export in report.exports:
-        folder = folders[export.kind]
-        write_text(folder / "README.md", model_card(report, export.kind, run.source.folder))
-        write_text(folder / REPORT_NAME, text)
-        write_text(folder / PAGE_NAME, page)
+        write_description(folders[export.kind], report, export.kind, run.source.folder)
     check_output_free(output, work, run.config)
     work.begin_publishing()
     for export in report.exports:
         # A run killed between these moves may have left its own artifact, which has been made again since.
         shutil.rmtree(output / export.folder, ignore_errors=True)
         folders[export.kind].replace(output / export.folder)
-    write_text(output / PAGE_NAME, page)
-    # Written last: if it exists, everything else does.
-    write_text(output / REPORT_NAME, text)
+    # The report is written last: if it exists, everything else does.
+    write_report(output, report)
     work.remove()
 
 

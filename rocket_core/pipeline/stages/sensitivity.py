@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from rocket_core.calibrated_text import CalibratedText
 from rocket_core.calibration.expert_sensitivities import with_another_token
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.calibration.scaled_gradient import ScaledGradient
@@ -14,6 +15,7 @@ from rocket_core.calibration.sensitivity import (
     Loss,
     Sensitivity,
     SquaredGradients,
+    TextLoss,
     gradient_of_encoder,
     natural_loss,
     output_gradient,
@@ -223,18 +225,35 @@ class _ReversePass:
         blocks = architecture.blocks_of(self._lists[-1])
         before = None if passed is None else (architecture.blocks_of(passed[0]), passed[1])
         gradients = []
+        text = TextLoss()
         squares = self._squares(self._heads) if self._heads else None
         with loaded_surroundings(self._run, head=True) as model:
             for number, batch in enumerate(self._batches):
                 self._monitor.pulse()
                 gradients.append(
                     output_gradient(
-                        model, blocks, self._loss, batch, states, number=number, passed=before, watched=squares
+                        model,
+                        blocks,
+                        self._loss,
+                        batch,
+                        states,
+                        number=number,
+                        passed=before,
+                        watched=squares,
+                        text=text,
                     )
                 )
         tokens = self._tokens(states)
         if squares is not None:
             self._save_sensitivities(self._heads, squares, tokens)
+        if text.tokens:
+            self._work.save_text(
+                CalibratedText(
+                    tokens=text.tokens,
+                    negative_log_likelihood=text.negative_log_likelihood / text.tokens,
+                    entropy=text.entropy / text.tokens,
+                )
+            )
         # Saved last, as the pass continues from the gradients.
         self._save_gradients(_Gradients(hidden=gradients), place, tokens=tokens)
         self._cache.drop("hidden", place)

@@ -7,7 +7,7 @@ from torch import Tensor
 from rocket_core.checkpoint import TensorEntry
 from rocket_core.exports.gguf_blocks import unpack_blocks
 from rocket_core.gguf_types import BLOCK_TYPES, BlockType
-from rocket_core.layers import LayerEntry, check_codes, compose_weight, unpack_codes, unpack_coefficients
+from rocket_core.layers import LayerEntry, check_codes, compose_weight, entry_codes, unpack_codes, unpack_coefficients
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.pipeline.state.work_folder import WorkFolder
 
@@ -45,17 +45,7 @@ def read_codes(work: WorkFolder, name: str, shape: tuple[int, int]) -> RoundedWe
     tensors = {part: stored.read() for part, stored in stored_tensors(work, name).items()}
     codes = work.codes(name)
     assert codes is not None, name
-    assert codes.scale_exponent is not None, name
-    code_format, coded_bytes = codes.code_format, codes.coded_bytes
-    check_codes(**tensors, shape=shape, code_format=code_format, layer=name, coded_bytes=coded_bytes)
-    return unpack_codes(
-        **tensors,
-        shape=shape,
-        code_format=code_format,
-        exponent=codes.scale_exponent,
-        entropy_coded=coded_bytes is not None,
-        layer=name,
-    )
+    return entry_codes(codes, tensors, shape, layer=name)
 
 
 def read_dense_weight(

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from rocket_core.allocation import Allocation
+from rocket_core.calibrated_text import CalibratedText
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.calibration.sensitivity import Sensitivity
 from rocket_core.candidates import LayerProfile
@@ -199,6 +200,19 @@ class WorkFolder:
     def save_sensitivity(self, layer: str, sensitivity: Sensitivity) -> None:
         """Store the Fisher diagonal of a layer's output."""
         write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", {"curvature": sensitivity.fisher_diagonal})
+
+    def text(self) -> CalibratedText | None:
+        """Return how well the original predicts the calibration text, if that has been measured."""
+        return read_model(self._text_file, CalibratedText) if self._text_file.is_file() else None
+
+    def save_text(self, text: CalibratedText) -> None:
+        """Store how well the original predicts the calibration text."""
+        write_model(self._text_file, text)
+
+    @property
+    def _text_file(self) -> Path:
+        # With the sensitivities, which are measured in the same pass and cached with profiles; no layer has this name.
+        return self.path / "sensitivities" / "text.json"
 
     def output_energies(self, layer: str) -> torch.Tensor:
         """Return the squared norms of a layer's outputs over the calibration tokens, in float64, from profiling."""

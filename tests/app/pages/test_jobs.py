@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import tarfile
 from html import unescape
 from urllib.parse import parse_qsl, urlsplit
 
@@ -90,6 +91,41 @@ def test_a_finished_job_shows_results_files_and_figures(page, finished):
         assert expected in text, expected
     assert text.count("<figure data-figure=") == 4
     assert 'hx-get="/ui/jobs/' + finished + "/live" not in text
+
+
+def test_an_export_is_downloaded_as_one_archive(page, client, worker, submitted):
+    worker.report = report_of_layers()
+    worker.succeed(submitted, {"factored/a": b"x" * 1000, "factored/b": b"y", "report.json": b"{}"})
+    address = f"/ui/jobs/{submitted}/download/factored.tar"
+    assert f'href="{address}"' in page("GET", f"/ui/jobs/{submitted}").text
+    answer = page("GET", address)
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="tiny-factored.tar"'
+    assert int(answer.headers["Content-Length"]) == len(answer.content)
+    with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:
+        assert {member.name: member.size for member in archive} == {"tiny/factored/a": 1000, "tiny/factored/b": 1}
+    # An interrupted download continues, unless the archive has changed.
+    part = page("GET", address, headers={"Range": "bytes=700-", "If-Range": answer.headers["ETag"]})
+    assert (part.status_code, part.content) == (206, answer.content[700:])
+    assert page("GET", address, headers={"Range": "bytes=700-", "If-Range": '"other"'}).status_code == 200
+    assert page("GET", f"/ui/jobs/{submitted}/download/dense.tar").status_code == 404
+
+
+def test_deleting_asks_first_even_without_scripts(page, finished):
+    text = page("GET", f"/ui/jobs/{finished}").text
+    question = text.index('<summary class="button danger">Delete this job</summary>')
+    assert question < text.index(f'action="/ui/jobs/{finished}/delete"') < text.index("Yes, delete")
+
+
+def test_rows_of_jobs_can_be_told_apart(page, worker, submitted, finished):
+    text = page("GET", "/").text
+    for expected in (f"…{finished[-6:]}", "fast", "<strong>", "10 → 10.2", "predicted"):
+        assert expected in text, expected
+
+
+def test_the_sample_model_is_offered_where_it_is(page, settings):
+    assert "Try it" not in page("GET", "/").text
+    (settings.models_folder / "tiny-llama").symlink_to(settings.models_folder / "tiny")
+    assert 'href="/ui/new?model_id=local/tiny-llama' in page("GET", "/").text
 
 
 def test_a_measured_speed_is_shown(page, worker, submitted):

@@ -25,7 +25,7 @@ def test_the_form_lists_models_and_calibrations(page):
     text = page("GET", "/ui/new?model_id=local/tiny&ratio=0.55&preset=best").text
     assert '<option value="local/tiny"></option>' in text
     assert "<option>local/mine.jsonl</option>" in text
-    assert 'name="ratio" min="0" max="0.99" step="0.01" value="0.55"' in text
+    assert 'name="ratio" min="0" max="0.7" step="0.01" value="0.55"' in text
     assert '<option value="best" selected>' in text
 
 
@@ -39,6 +39,25 @@ def test_submitting_the_form_creates_one_job(submit, client, page):
     assert (job["ratio"], job["calibration"]["samples"], job["metadata"]) == (0.3, 8, {"label": "mine"})
     assert job["options"]["ignore"] == ["*.down_proj", "*.up_proj"]
     assert job["evaluate"]["dataset"] == "builtin"
+
+
+@pytest.mark.parametrize(
+    ("fields", "exports"),
+    [
+        ({"export": ""}, ["factored"]),
+        ({"export": "both"}, ["factored", "dense"]),
+        ({"export": "dense"}, ["dense"]),
+        ({"export": "", "engine": "vllm", "target": "bits", "bits": "5"}, ["compressed-tensors"]),
+    ],
+)
+def test_the_form_asks_for_one_export_unless_told(submit, client, fields, exports):
+    answer = submit(**fields)
+    jobs = client.get("/jobs").json()["data"]
+    if fields.get("engine") == "vllm":
+        # The tiny model is stored in 32 bits, which vLLM does not run.
+        assert "16 bits" in answer.text
+    else:
+        assert [job["options"]["export"] for job in jobs] == [exports]
 
 
 @pytest.mark.parametrize(("fields", "measured"), [({}, False), ({"benchmark": "yes"}, True)])

@@ -33,7 +33,10 @@ def test_options_match_the_settings_of_the_library():
     }
     assert set(JobOptions.model_fields) == set(CompressionConfig.model_fields) - operator
     request = JobRequest(model_id="local/x", ratio=0.3)
-    assert request.compression_config() == CompressionConfig(ratio=0.3)
+    # A service offers both exports, as earlier versions did; the library writes one.
+    assert request.compression_config() == CompressionConfig(ratio=0.3, export=("factored", "dense"))
+    vllm = JobRequest(model_id="local/x", bits=5, options={"engine": "vllm"})
+    assert vllm.compression_config() == CompressionConfig(bits=5, engine="vllm")
 
 
 def test_the_worker_sets_device_and_dataset_path():

@@ -23,14 +23,17 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_result_is_json(rocket: Callable, model: Path, text: Path) -> None:
-    outcome = rocket("evaluate", model, "--text", text, "--sequence-length", "16", "--limit", "3", "--device", "cpu")
+    outcome = rocket(
+        "evaluate", model, "--text", text, "--sequence-length", "16", "--limit", "3", "--device", "cpu", "--json"
+    )
 
     assert outcome.code == 0
     result = EvaluationResult.model_validate_json(outcome.out)
     assert (result.model, result.text) == (str(model), str(text))
     assert (result.sequence_length, result.windows, result.tokens) == (16, 3, 45)
     assert result.perplexity > 1
-    assert "Loading weights" not in outcome.err
+    assert result.file_bytes == (model / "model.safetensors").stat().st_size
+    assert (result.against_bytes, outcome.err) == (None, "")
 
 
 def test_json_is_quiet_without_a_terminal(rocket: Callable, model: Path, text: Path) -> None:
@@ -43,7 +46,7 @@ def test_json_is_quiet_without_a_terminal(rocket: Callable, model: Path, text: P
 def test_model_is_named_as_typed(rocket: Callable, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model.parent)
 
-    outcome = rocket("evaluate", model.name, "--text", text, "--sequence-length", "16", "--limit", "1")
+    outcome = rocket("evaluate", model.name, "--text", text, "--sequence-length", "16", "--limit", "1", "--json")
 
     assert json.loads(outcome.out)["model"] == model.name
 
@@ -54,7 +57,7 @@ def test_against_the_original_it_measures_both_models(
     monkeypatch.chdir(model.parent)
     windows = ("--sequence-length", "16", "--limit", "3", "--stride", "8")
 
-    outcome = rocket("evaluate", model.name, "--text", text, *windows, "--against", model.name)
+    outcome = rocket("evaluate", model.name, "--text", text, *windows, "--against", model.name, "--json")
 
     assert outcome.code == 0
     result = EvaluationResult.model_validate_json(outcome.out)
@@ -63,15 +66,39 @@ def test_against_the_original_it_measures_both_models(
     assert result.dense is not None
     assert result.dense.perplexity == result.perplexity
     assert result.difference == Difference(kl_divergence=0, top1_agreement=1)
-    assert "evaluating dense, 3 of 3 windows" in outcome.err
+    assert result.against_bytes == result.file_bytes
+
+
+def test_models_are_shown_side_by_side(
+    rocket: Callable, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+
+    outcome = rocket("evaluate", model.name, "--text", text, "--limit", "1", "--against", model.name)
+    alone = rocket("evaluate", model.name, "--text", text, "--limit", "1")
+
+    assert (outcome.code, alone.code) == (0, 0)
+    names, file, perplexity, divergence, likeliest = (line.split() for line in outcome.out.splitlines())
+    assert names == ["63", "tokens", "of", str(text), model.name, model.name]
+    assert file[0] == "file"
+    assert file[1:3] == file[3:]
+    assert perplexity[0] == "perplexity"
+    assert perplexity[1] == perplexity[2]
+    assert divergence == ["KL", "divergence,", "nats", "per", "token", "0.0000"]
+    assert likeliest == ["same", "likeliest", "token", "100.0%"]
+    assert "evaluating dense, 1 of 1 windows" in outcome.err
+    assert "Loading weights" not in outcome.err
+    assert [line.split()[0] for line in alone.out.splitlines()] == ["63", "file", "perplexity"]
 
 
 def test_an_encoder_is_measured_only_against_its_original(rocket: Callable, text: Path, tmp_path: Path) -> None:
     encoder = save_bert(tmp_path / "bert")
 
     alone = rocket("evaluate", encoder, "--text", text)
-    outcome = rocket("evaluate", encoder, "--text", text, "--against", encoder)
+    outcome = rocket("evaluate", encoder, "--text", text, "--against", encoder, "--json")
+    table = rocket("evaluate", encoder, "--text", text, "--against", encoder)
 
+    assert "cosine drift" in table.out
     assert (alone.code, outcome.code) == (2, 0)
     assert "encoder" in alone.err
     result = EvaluationResult.model_validate_json(outcome.out)

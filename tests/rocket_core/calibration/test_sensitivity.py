@@ -7,6 +7,7 @@ from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.calibration.sensitivity import (
     Sensitivity,
     SquaredGradients,
+    TextLoss,
     natural_loss,
     output_gradient,
 )
@@ -220,11 +221,17 @@ def test_the_gradient_after_the_blocks_is_independent_of_chunks(logits, monkeypa
     monkeypatch.setattr(sensitivity, "_LOGIT_BYTES", 4 * VOCAB_SIZE * logits)
     largest = []
     model.lm_head.register_forward_hook(lambda _module, _args, output: largest.append(output.shape[:-1].numel()))
+    text = TextLoss(tokens=1, negative_log_likelihood=2.0, entropy=3.0)
     found = output_gradient(
-        model, model.model.layers, "tokens", {"input_ids": tokens()}, final_activations(leaf.detach())
+        model, model.model.layers, "tokens", {"input_ids": tokens()}, final_activations(leaf.detach()), text=text
     )
     torch.testing.assert_close(found.values, leaf.grad)
     assert max(largest) <= logits
+    predicted = read[:, :-1].detach()
+    likelihoods = torch.gather(predicted, 2, tokens()[:, 1:, None])
+    assert text.tokens == 1 + likelihoods.numel()
+    assert text.negative_log_likelihood == pytest.approx(2 - float(likelihoods.sum()))
+    assert text.entropy == pytest.approx(3 + float(torch.distributions.Categorical(logits=predicted).entropy().sum()))
 
 
 def test_blocks_are_restored_and_weights_get_no_gradients():

@@ -9,7 +9,7 @@ CONFIG = compression_config(engine="vllm", bits=5)
 
 
 def test_a_language_model_in_16_bits_runs():
-    check_engine(LLAMA, 2, CONFIG, "local/x")
+    check_engine(LLAMA, 2, CONFIG.reader, "local/x")
 
 
 @pytest.mark.parametrize("architectures", [["BertForMaskedLM"], ["LlamaModel"], ["GPT2LMHeadModel"]])
@@ -17,17 +17,17 @@ def test_other_classes_are_refused_with_a_remedy(architectures):
     with pytest.raises(
         UnsupportedArchitectureError, match=r"vLLM can run models of the classes ForCausalLM.* use the engine rocket"
     ):
-        check_engine({"model_type": "x", "architectures": architectures}, 2, CONFIG, "local/x")
+        check_engine({"model_type": "x", "architectures": architectures}, 2, CONFIG.reader, "local/x")
 
 
 @pytest.mark.parametrize("architectures", [[], None, "LlamaModel", [3]])
 def test_a_model_that_names_no_class_is_left_to_the_run(architectures):
-    check_engine({"model_type": "x", "architectures": architectures}, 2, CONFIG, "local/x")
+    check_engine({"model_type": "x", "architectures": architectures}, 2, CONFIG.reader, "local/x")
 
 
 def test_32_bits_are_refused_with_the_dtypes():
     with pytest.raises(InvalidConfigError, match="local/x is stored in 32; set dtype to bfloat16 or float16"):
-        check_engine(LLAMA, 4, CONFIG, "local/x")
+        check_engine(LLAMA, 4, CONFIG.reader, "local/x")
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_mixtures_are_refused_with_the_reason(engine, model, count):
         UnsupportedArchitectureError,
         match=rf"local/x is a mixture of {count} experts \(\w+\), .* those that it does are Mixtral.* engine rocket",
     ):
-        check_engine(model, 2, config, "local/x")
-    check_engine(model, 2, compression_config(ratio=0.3), "local/x")
+        check_engine(model, 2, config.reader, "local/x")
+    check_engine(model, 2, compression_config(ratio=0.3).reader, "local/x")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "llama.cpp"])
@@ -56,8 +56,8 @@ def test_known_mixtures_are_accepted(engine, family):
 
 
 def test_one_expert_is_no_mixture():
-    check_engine(LLAMA | {"num_experts": 1}, 2, CONFIG, "local/x")
+    check_engine(LLAMA | {"num_experts": 1}, 2, CONFIG.reader, "local/x")
 
 
 def test_the_engine_of_this_library_runs_everything():
-    check_engine({}, 4, compression_config(ratio=0.3), "local/x")
+    check_engine({}, 4, compression_config(ratio=0.3).reader, "local/x")

@@ -36,7 +36,9 @@ def text(tmp_path):
 @pytest.fixture
 def settings(text):
     calibration = {"dataset": str(text), "samples": 4, "sequence_length": 16}
-    return compression_config(ratio=0.3, calibration=calibration, preset="paper", cap_slack=0.01)
+    return compression_config(
+        ratio=0.3, calibration=calibration, preset="paper", cap_slack=0.01, export=("factored", "dense")
+    )
 
 
 @pytest.fixture

@@ -46,6 +46,8 @@ def settings(text):
     def make(**changes):
         calibration = {"dataset": str(text), "samples": 12, "sequence_length": 32}
         small = {"ratio": RATIO, "calibration": calibration, "preset": "paper", "cap_slack": 0.01}
+        if "engine" not in changes:
+            small["export"] = ("factored", "dense")
         return compression_config(**(small | changes))
 
     return make

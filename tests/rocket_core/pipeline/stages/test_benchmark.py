@@ -81,7 +81,7 @@ def test_a_finished_benchmark_is_not_repeated(tmp_path, model_folder, settings, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("rocket_core.pipeline.stages.publish.model_card", die)
+        patch.setattr("rocket_core.pipeline.stages.publish.write_description", die)
         with pytest.raises(KeyboardInterrupt):
             compress(folder, output, how)
 

@@ -136,7 +136,7 @@ def test_a_finished_evaluation_is_not_repeated(tmp_path, model_folder, settings,
         def die(*_):
             raise KeyboardInterrupt
 
-        patch.setattr("rocket_core.pipeline.stages.publish.model_card", die)
+        patch.setattr("rocket_core.pipeline.stages.publish.write_description", die)
         with pytest.raises(KeyboardInterrupt):
             compress(folder, output, config)
     monkeypatch.setattr(evaluating, "compare_models", die)
@@ -150,7 +150,7 @@ def test_another_evaluation_can_be_requested_on_resume(tmp_path, model_folder, s
         def die(*_):
             raise KeyboardInterrupt
 
-        patch.setattr("rocket_core.pipeline.stages.publish.model_card", die)
+        patch.setattr("rocket_core.pipeline.stages.publish.write_description", die)
         with pytest.raises(KeyboardInterrupt):
             compress(folder, output, settings(evaluate=evaluation()))
     report = compress(folder, output, settings(evaluate=evaluation(samples=2)), resume=True)

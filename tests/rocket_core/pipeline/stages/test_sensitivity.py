@@ -222,7 +222,7 @@ def read_all(work):
 
 def test_cancelled_anywhere_it_resumes_to_the_same_bytes(four_layers, open_work):
     run, expected = four_layers
-    assert len(expected) == 4
+    assert len(expected) == 4 + 1, "four layers, and how likely the text is"
     # It checks at each of two blocks and the head, forward and backward, for each of three batches.
     for stop in range(1, 15, 2):
         work = open_work(run, inputs(), str(stop))
@@ -283,7 +283,21 @@ def test_a_complete_measurement_is_only_read(four_layers, open_work, monkeypatch
     work = open_work(run, inputs(), "whole")
     monkeypatch.setattr(run.loader, "load", lambda names: pytest.fail(f"loads {names}"))
     found = measure_sensitivities(run, inputs(), work, silent_monitor(run))
-    assert sorted(f"{name}.safetensors" for name in found) == sorted(expected)
+    assert sorted([*(f"{name}.safetensors" for name in found), "text.json"]) == sorted(expected)
+
+
+@torch.no_grad()
+def test_the_original_predictions_of_the_text_are_kept(prepare, open_work, small_batches):
+    model = build("llama").double()
+    run = prepare(model)
+    work = open_work(run, inputs())
+    measure_sensitivities(run, inputs(), work, silent_monitor(run))
+    logits = model(tokens()).logits[:, :-1]
+    entropies = torch.distributions.Categorical(logits=logits).entropy()
+    found = work.text()
+    assert found.tokens == tokens()[:, 1:].numel()
+    assert found.negative_log_likelihood == pytest.approx(float(model(tokens(), labels=tokens()).loss))
+    assert found.entropy == pytest.approx(float(entropies.mean()))
 
 
 def test_the_disk_it_takes_is_predicted(prepare, open_work, tmp_path):

@@ -1,0 +1,53 @@
+"""`/ui/jobs/{id}/download`: an export of a job as one archive."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from app.api.dependencies import CallerDep, ContextDep, JobId
+from app.api.file_responses import StoredFileResponse, requested_ranges
+from app.api.paths import PAGES
+from app.api.serializers import job_view
+from app.services import jobs, outputs
+from app.services.archives import TarArchive
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get(f"{PAGES}/jobs/{{job_id}}/download/{{export}}.tar")
+def download_export(
+    request: Request,
+    job_id: JobId,
+    export: Annotated[str, Path(pattern=r"^[a-z-]{1,32}$")],
+    context: ContextDep,
+    caller: CallerDep,
+) -> Response:
+    """Return all files of an export in one archive, or ranges of it, so that a download can be resumed.
+
+    Raises:
+        HTTPException: 404, the job has no such export.
+    """
+    names = [file.name for file in outputs.list_artifacts(context, caller.tenant, job_id)]
+    wanted = [name for name in names if name.startswith(f"{export}/")]
+    if not wanted:
+        raise HTTPException(404)
+    model = job_view(jobs.get_job(context, caller.tenant, job_id)).model_id.rpartition("/")[2]
+    files = [outputs.open_artifact(context, caller.tenant, job_id, name) for name in wanted]
+    archive = TarArchive(files, model)
+    entity = f'"sha256-{archive.sha256}"'
+    is_other = request.headers.get("if-range") not in {None, entity}
+    return StoredFileResponse(
+        archive.read,
+        archive.size,
+        () if is_other else requested_ranges(request.headers.get("range"), archive.size),
+        headers={
+            "ETag": entity,
+            "Cache-Control": "private, no-store",
+            "Content-Disposition": f'attachment; filename="{model}-{export}.tar"',
+            "X-Content-Type-Options": "nosniff",
+        },
+        media_type="application/x-tar",
+        threads=request.app.state.downloads.of(caller),
+    )

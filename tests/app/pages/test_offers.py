@@ -1,0 +1,56 @@
+"""What the page of a profile offers is what a job accepts."""
+
+import json
+
+import pytest
+
+from app.pages.forms import read_compression
+from app.pages.what_if import Question, WhatIf
+from app.services.judgement import judge
+from app.services.questions import Question as Judged
+from rocket_core.config import compression_config
+from rocket_core.pipeline import ProfileCache, compress, profile_model
+from tests.reference.tiny_models import save_tiny_model
+from tests.sampling import sweep
+
+pytestmark = pytest.mark.slow
+
+KEPT = [("llama", "parameters"), ("gpt2", "bytes"), ("bert", "bytes")]
+CASES = [(family, unit) for family in ("llama", "gpt2", "bert", "t5", "gpt_neox") for unit in ("parameters", "bytes")]
+
+
+def ends(predictor):
+    """Yield what the page asks at both ends of each slider, as its controls and as its numbers allow."""
+    shown = WhatIf(predictor, Question(choice=None, size=None, bits=None, ratio=None), within_reach=True)
+    for choice, slider in shown.sliders.items():
+        for value in {slider.first, slider.least, slider.most}:
+            numbers = dict.fromkeys(("size", "bits", "ratio")) | {choice: value}
+            yield WhatIf(predictor, Question(choice=choice, **numbers), within_reach=False)
+
+
+@pytest.mark.parametrize(("family", "unit"), sweep(KEPT, soak=[case for case in CASES if case not in KEPT]))
+def test_a_job_is_accepted_at_both_ends_of_each_slider(family, unit, tmp_path):
+    folder = save_tiny_model(family, tmp_path / "tiny")
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"A line {number} of some text for {family}. " * 4 for number in range(60)))
+    data = {"dataset": str(text), "samples": 4, "sequence_length": 32}
+    cache = ProfileCache(tmp_path / "profiles")
+    settings = {"calibration": data, "sensitivity_samples": 2}
+    profile = profile_model(str(folder), tmp_path / "work", compression_config(**settings, budget=unit), profiles=cache)
+    predictor = profile.predictor()
+    asked = list(ends(predictor))
+    assert {one.choice for one in asked} == ({"ratio"} if unit == "parameters" else {"size", "bits", "ratio"})
+    for number, one in enumerate(asked):
+        allocation = predictor.allocate(one.target)
+        others = predictor.profile.bytes_beside(len(allocation.choices))
+        stored = sum(candidate.stored_bytes for _, candidate in predictor.chosen(allocation))
+        request = read_compression({"model_id": "local/tiny", **one.job_fields(others + stored)})
+        judge(
+            Judged(request=request, folder=str(folder), hub=None, dataset="builtin", model_bytes=None, is_estimate=True)
+        )
+        sent = json.loads(request.model_dump_json())
+        target = {name: sent[name] for name in ("ratio", "target_bytes", "bits")}
+        report = compress(
+            str(folder), tmp_path / f"out{number}", compression_config(**settings, **target), profiles=cache
+        )
+        assert report.totals.stored_bytes <= (request.target_bytes or report.totals.stored_bytes)

@@ -1,0 +1,84 @@
+"""Reports as notebooks show them."""
+
+from html.parser import HTMLParser
+
+from rocket_core.evaluation import EvaluationResult
+from rocket_core.report.notebook import table_html
+from rocket_core.report.quality import Difference, ModelQuality
+from tests.reference.reports import report_of_layers
+from tests.reference.speed import model_speed, speed_report
+
+
+class Cells(HTMLParser):
+    """The text of each cell, by row."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.captions, self._inside = [], [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self._inside = tag
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in {"td", "th"}:
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        self._inside = None
+
+    def handle_data(self, data):
+        if self._inside in {"td", "th"}:
+            self.rows[-1][-1] += data
+        elif self._inside == "caption":
+            self.captions.append(data)
+
+
+def test_a_compression_shows_sizes_speed_and_time():
+    speed = speed_report(model_speed("other"))
+    report = report_of_layers().model_copy(update={"speed": speed})
+    shown = Cells(report._repr_html_())
+    assert shown.captions[1:] == ["Files", f"Speed: {speed.conditions}"]
+    assert shown.captions[0].startswith(report.model)
+    assert ["factored", "832 bytes"] in shown.rows
+    assert [row[0] for row in shown.rows[1:4]] == ["Size", "Quality", "Time"]
+    assert Cells(speed._repr_html_()).rows[1][0] == "original"
+
+
+def test_an_evaluation_has_a_column_for_each_model():
+    alone = EvaluationResult(
+        model="out/factored",
+        file_bytes=832,
+        text="mine.txt",
+        sequence_length=8,
+        stride=8,
+        windows=2,
+        tokens=14,
+        negative_log_likelihood=1.0,
+        perplexity=2.718,
+        device="cpu",
+        dtype="float32",
+    )
+    assert Cells(alone._repr_html_()).rows == [["", "out/factored"], ["file", "832 bytes"], ["perplexity", "2.718"]]
+    before = ModelQuality(negative_log_likelihood=0.5, perplexity=1.649)
+    compared = alone.model_copy(
+        update={
+            "against": "original",
+            "against_bytes": 1000,
+            "dense": before,
+            "difference": Difference(kl_divergence=0.5),
+        }
+    )
+    assert Cells(compared._repr_html_()).rows == [
+        ["", "original", "out/factored"],
+        ["file", "1.00 kB", "832 bytes"],
+        ["perplexity", "1.649", "2.718"],
+        ["KL divergence, nats per token", "", "0.5000"],
+    ]
+
+
+def test_names_cannot_become_markup():
+    name = "<script>alert(1)</script>"
+    text = table_html(name, (name,), [(name,)])
+    assert "<script" not in text
+    assert Cells(text).rows == [[name], [name]]
