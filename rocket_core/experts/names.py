@@ -14,37 +14,56 @@ _SOURCES = {
     ("down_proj", _MERGE): ("down_proj",),
 }
 _NUMBER = r"(\d+)"
+# Where files store the parameter of all experts, but with the last two axes exchanged.
+_TURN = ("Transpose",)
 
 
 def unfused_conversions(conversions: Iterable[Any]) -> list[Any]:
     """Return conversions between the names in files and those of a model with unfused experts.
 
-    Where transformers merges the matrices of experts into one parameter, they are only renamed.
+    Where transformers merges the matrices of experts into one parameter, they are only renamed. Where it transposes
+    the parameter of all experts, nothing is left: see `FusedParameter.as_stored`.
 
     Args:
         conversions: transformers' conversions for the model, before unfusing.
     """
     adapted: list[Any] = []
     for conversion in conversions:
+        if _is_turned(conversion):
+            continue
         projections = _merged_projections(conversion)
         adapted += [conversion] if projections is None else _renamings(conversion, projections)
     return adapted
 
 
 def unknown_conversions(conversions: Iterable[Any]) -> list[str]:
-    """Return the parameters of experts that are converted otherwise than by merging a file's matrices."""
+    """Return the parameters of experts that are converted otherwise than by merging or transposing a file's."""
     return [
         conversion.target_patterns[0]
         for conversion in conversions
         if hasattr(conversion, "operations")
         and any(_FUSED.match(target) for target in conversion.target_patterns)
         and _merged_projections(conversion) is None
+        and not _is_turned(conversion)
     ]
 
 
 def is_expert_name(name: str, modules: Iterable[str]) -> bool:
     """Return whether a layer belongs to an expert of one of the given modules."""
     return any(re.match(rf"{re.escape(module)}\.\d+\.", f"{name}.") for module in modules)
+
+
+def _is_turned(conversion: Any) -> bool:
+    """Return whether a conversion does nothing but exchange the last two axes of a parameter of all experts."""
+    operations: list[Any] = list(getattr(conversion, "operations", ()))
+    names, targets = tuple(type(operation).__name__ for operation in operations), conversion.target_patterns
+    same = len(targets) == 1 and list(conversion.source_patterns) == list(targets)
+    return (
+        names == _TURN
+        and {operations[0].dim0, operations[0].dim1} == {1, 2}
+        and same
+        and bool(_FUSED.match(targets[0]))
+    )
 
 
 def _merged_projections(conversion: Any) -> tuple[str, ...] | None:
