@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from rocket_core.allocation import Allocation
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.calibration.sensitivity import Sensitivity
 from rocket_core.candidates import LayerProfile
 from rocket_core.checkpoint import TensorEntry
