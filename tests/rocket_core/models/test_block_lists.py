@@ -26,7 +26,7 @@ EXPECTED = {
 def test_the_decoder_is_told_from_the_tower(family, tmp_path):
     folder = save_tiny_vision(family, tmp_path / "model")
     architecture = build_architecture(read_config(folder), torch.float32)
-    assert ([found.name for found in architecture.lists][0], architecture.tower) == EXPECTED[family]
+    assert (architecture.lists[0].name, architecture.tower) == EXPECTED[family]
     assert len(architecture.lists) == 1
     assert architecture.is_causal
     assert architecture.class_name == "AutoModelForImageTextToText"
