@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rocket_cli.progress_view import print_line
-from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, InputKind
+from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationKind
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 from rocket_core.report.headlines import quality_headline
 from rocket_core.report.quality import EvaluationReport, quality_rows
@@ -35,10 +35,11 @@ _BITS = "bits per\nweight"
 _COLUMNS = ("kind", "rank", "nnz", "sparsity", "kept", "ratio", _BITS, "output\nerror", "weight\nerror")
 
 # Name of the samples of each kind, and the beginning of "the text has no more".
-_SAMPLES: dict[InputKind, tuple[str, str]] = {
+_SAMPLES: dict[CalibrationKind, tuple[str, str]] = {
     "text": ("windows", "the text has"),
     "images": ("images", "the folder has"),
     "audio": ("windows of audio", "the folder has"),
+    "text and images": ("texts with images", "the file has"),
 }
 
 

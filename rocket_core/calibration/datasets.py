@@ -4,13 +4,14 @@ import ast
 import json
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from pydoc_data.topics import topics as pydoc_topics
+from typing import Any
 
 import numpy as np
 import torch
@@ -167,12 +168,39 @@ def file_documents(path: Path) -> Iterator[str]:
                 if path.suffix.lower() == ".txt":
                     yield _decoded(piece, where=str(path))
                 else:
-                    yield _text_of(_decoded(piece, where=f"{path}, line {number}"), where=f"{path}, line {number}")
+                    yield read_line(piece, where=f"{path}, line {number}")[1]
                 empty = False
     except OSError as error:
         raise UnknownDatasetError(f"calibration file {path} cannot be read: {error.strerror}") from error
     if empty:
         raise EmptyCalibrationError(f"calibration file {path} holds no text; give one with at least one document")
+
+
+def read_line(line: bytes, *, where: str) -> tuple[Mapping[str, Any], str]:
+    """Return the JSON object on a line of a `.jsonl` file, and its text.
+
+    Args:
+        line: the line.
+        where: names file and line in messages.
+
+    Raises:
+        CalibrationError: not UTF-8, or not a JSON object with a string `text`.
+    """
+    try:
+        record = json.loads(_decoded(line, where=where))
+    except ValueError as error:
+        raise CalibrationError(
+            f'{where} is not valid JSON ({error}); each line must be like {{"text": "..."}}'
+        ) from error
+    text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise CalibrationError(f'{where} has no string "text"; each line must be like {{"text": "..."}}')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # JSON can escape half of a surrogate pair, which tokenizers reject.
+        raise CalibrationError(f'{where}: "text" holds a lone surrogate, which is no character; remove it') from error
+    return record, text
 
 
 def token_windows(
@@ -302,24 +330,6 @@ def _decoded(piece: bytes, *, where: str) -> str:
         raise CalibrationError(
             f"{where} is not UTF-8 text (byte {piece[error.start]:#04x} at offset {error.start}); convert it to UTF-8"
         ) from error
-
-
-def _text_of(line: str, *, where: str) -> str:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise CalibrationError(
-            f'{where} is not valid JSON ({error}); each line must be like {{"text": "..."}}'
-        ) from error
-    text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise CalibrationError(f'{where} has no string "text"; each line must be like {{"text": "..."}}')
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        # JSON can escape half of a surrogate pair, which tokenizers reject.
-        raise CalibrationError(f'{where}: "text" holds a lone surrogate, which is no character; remove it') from error
-    return text
 
 
 def _hub_documents(source: _HubDataset, *, seed: int, token: str | None) -> Iterator[str]:

@@ -3,7 +3,6 @@
 There is one source per kind; each returns samples as tensors, keyed by argument of the model's forward.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -17,7 +16,9 @@ from torch import Tensor
 from transformers import AutoFeatureExtractor, AutoImageProcessor, PreTrainedTokenizerBase
 
 from rocket_core.calibration.datasets import documents, token_windows
+from rocket_core.calibration.image_text import ImagesWithText, first_image, placeholder_ids
 from rocket_core.calibration.media import folder_audio, folder_images, pillow, synthetic_audio, synthetic_images
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationConfig
 from rocket_core.errors import (
     CalibrationError,
@@ -26,53 +27,16 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.models.architecture import Architecture
-from rocket_core.models.pretrained import interpreting, load_processor, load_tokenizer, tokenize
+from rocket_core.models.pretrained import (
+    interpreting,
+    load_image_text_processor,
+    load_processor,
+    load_tokenizer,
+    tokenize,
+)
 
 # Image side, in pixels, for models that accept any size.
 _DEFAULT_SIDE = 224
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrationInputs:
-    """Samples on the CPU.
-
-    Attributes:
-        tensors: by argument of the model's forward; the first axis of each is the sample axis.
-    """
-
-    tensors: dict[str, Tensor]
-
-    @classmethod
-    def of_text(cls, tokens: Int64[Tensor, "windows tokens"]) -> "CalibrationInputs":
-        """Create inputs from windows of text, for a decoder or an encoder."""
-        return cls(tensors={"input_ids": tokens})
-
-    def __len__(self) -> int:
-        return len(next(iter(self.tensors.values())))
-
-    def __getitem__(self, samples: slice) -> "CalibrationInputs":
-        return CalibrationInputs(tensors={name: tensor[samples] for name, tensor in self.tensors.items()})
-
-    def batches(self, size: int, device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
-        """Yield the samples in batches of at most `size`, on a device; floating-point tensors are cast to `dtype`."""
-        for start in range(0, len(self), size):
-            yield {
-                name: tensor[start : start + size].to(device, dtype if tensor.is_floating_point() else None)
-                for name, tensor in self.tensors.items()
-            }
-
-    def sha256(self) -> str:
-        """Return a hash of all samples."""
-        digest = hashlib.sha256()
-        for name in sorted(self.tensors):
-            digest.update(self.tensors[name].numpy().tobytes())
-        return digest.hexdigest()
-
-    def equals(self, other: "CalibrationInputs") -> bool:
-        """Return whether both contain the same samples."""
-        return self.tensors.keys() == other.tensors.keys() and all(
-            torch.equal(tensor, other.tensors[name]) for name, tensor in self.tensors.items()
-        )
 
 
 @runtime_checkable
@@ -272,17 +236,18 @@ class Audio:
         return features.float()
 
 
-def open_source(folder: Path, architecture: Architecture, length: int) -> InputSource:
+def open_source(folder: Path, architecture: Architecture, length: int, dataset: str = BUILTIN_DATASET) -> InputSource:
     """Create the input source of a model from its tokenizer or processor.
 
     Args:
         folder: checkpoint folder.
         architecture: the model.
         length: tokens per window of text.
+        dataset: the data set, which may have images for a model that reads text.
 
     Raises:
         CheckpointFormatError: the folder has no tokenizer or processor that transformers can read.
-        CalibrationError: a required library is not installed.
+        CalibrationError: a required library is not installed, or the data has images for a model that reads text alone.
         UnsupportedArchitectureError: inputs for this model cannot be generated.
     """
     config = architecture.model.config
@@ -292,6 +257,16 @@ def open_source(folder: Path, architecture: Architecture, length: int) -> InputS
         processor = load_processor(AutoImageProcessor, "image processor", folder, backend="pil")
         return Images(processor=processor, side=_longer_side(getattr(config, "image_size", None)))
     tokenizer = load_tokenizer(folder, config)
+    with_image = first_image(dataset)
+    if with_image is not None:
+        if architecture.tower is None:
+            raise CalibrationError(
+                f"{with_image.where} names an image, and {type(architecture.model).__name__} reads no images with "
+                "text; give lines without one"
+            )
+        pillow()
+        processor = load_image_text_processor(folder, config, tokenizer)
+        return ImagesWithText(processor=processor, length=length, placeholders=placeholder_ids(config))
     if architecture.is_causal:
         return DecoderText(tokenizer=tokenizer, length=length)
     text = EncoderText(tokenizer=tokenizer, length=length)

@@ -38,15 +38,24 @@ def folder_images(folder: Path, *, seed: int) -> Iterator[Any]:
         CalibrationError: a file is not a readable image, or Pillow is not installed.
     """
     files = media_files(folder, IMAGE_SUFFIXES)
-    library = pillow()
     for index in np.random.default_rng(seed).permutation(len(files)):
-        try:
-            with library.open(files[index]) as image:
-                yield image.convert("RGB")
-        except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as error:
-            raise CalibrationError(
-                f"{files[index]} cannot be read as an image ({type(error).__name__}); repair or remove it"
-            ) from error
+        yield read_image(files[index])
+
+
+def read_image(file: Path) -> Any:
+    """Return an image as RGB.
+
+    Raises:
+        CalibrationError: the file is not a readable image, or Pillow is not installed.
+    """
+    library = pillow()
+    try:
+        with library.open(file) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as error:
+        raise CalibrationError(
+            f"{file} cannot be read as an image ({type(error).__name__}); repair or remove it"
+        ) from error
 
 
 def synthetic_images(side: int, *, seed: int) -> Iterator[Any]:

@@ -154,7 +154,8 @@ def output_gradient(
                 contextlib.nullcontext() if watched is None else watched.watching(),
             ):
                 if loss == "tokens":
-                    value = _negative_log_likelihood(model, piece, _targets(batch)[rows, columns], found)
+                    targets = _targets(model, batch)[rows, columns]
+                    value = _negative_log_likelihood(model, piece, targets, found)
                 else:
                     value = _random_sum(_final_hidden(model, piece), generator)
                 value.mul(2.0**exponent).backward()  # type: ignore[no-untyped-call]  # of torch
@@ -363,16 +364,23 @@ def _pieces(model: PreTrainedModel, loss: Loss, shape: torch.Size) -> Iterator[t
 
 
 def _cut(batch: Mapping[str, Tensor], rows: slice, columns: slice) -> dict[str, Tensor]:
-    """Return some samples of a batch; tokens that the last blocks read are cut to the given columns as well."""
+    """Return some samples of a batch; tokens that the last blocks read are cut to the given columns as well.
+
+    Images next to such tokens are left out, as only what precedes the blocks reads them.
+    """
     read = next((name for name in _READ_BY_THE_LAST if name in batch), None)
+    if read == "input_ids":
+        return {read: batch[read][rows, columns]}
     return {name: tensor[rows, columns] if name == read else tensor[rows] for name, tensor in batch.items()}
 
 
-def _targets(batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"]:
-    """Return the token that follows each token; the last of a window has no target."""
+def _targets(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"]:
+    """Return the token that follows each token; the last of a window has no target, nor has one before an image."""
     tokens = read_tokens(batch)
     assert tokens is not None, "a model that predicts tokens reads some"
-    return torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], _NO_TARGET)], dim=1)
+    targets = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], _NO_TARGET)], dim=1)
+    image = getattr(model.config, "image_token_id", None)
+    return targets if image is None else targets.masked_fill(targets == image, _NO_TARGET)
 
 
 def _negative_log_likelihood(

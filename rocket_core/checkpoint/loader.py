@@ -65,8 +65,9 @@ class WeightLoader:
             if target not in known and key in known:
                 target, converter = key, None
             if converter is None and target in fused:
-                self._check_shape(key, fused[target].shape)
-                self._parts[key] = split_experts(checkpoint.entries[key], fused[target])
+                stored = fused[target].as_stored(checkpoint.entries[key].shape)
+                self._check_shape(key, stored.shape)
+                self._parts[key] = split_experts(checkpoint.entries[key], stored)
                 continue
             self._targets[key] = target
             if converter is None and target in skeleton:

@@ -42,7 +42,7 @@ from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
 from rocket_core.inspection.safetensors_headers import local_weight_files, read_header, sum_summaries, summarize
 from rocket_core.layers import QUANT_METHOD
-from rocket_core.models.architecture import named_class, named_classes
+from rocket_core.models.classes import generating_class, named_class, named_classes, reads_images_and_text
 from rocket_core.models.pretrained import check_settings, interpreting, load_config, load_tokenizer
 from rocket_core.system.devices import compute_dtype
 
@@ -175,7 +175,9 @@ def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool =
     # Load the class that the checkpoint names: a bare encoder may have a pooler that the checkpoint lacks.
     if folder.gguf_file is not None:
         return _prepared(_load_gguf(folder), device)
-    loader: Any = AutoModelForCausalLM if folder.predicts_tokens else named_class(folder.config) or AutoModel
+    loader: Any = named_class(folder.config) or AutoModel
+    if folder.predicts_tokens:
+        loader = generating_class(folder.config)
     vet_folder(folder.path, str(folder.path))
     files = local_weight_files(folder.path, str(folder.path))
     weights = sum_summaries((summarize(read_header(file, str(file))) for file in files), str(folder.path))
@@ -246,7 +248,9 @@ def check_token_ids(folder: ModelFolder, model: PreTrainedModel, highest: int) -
 
 
 def predicts_tokens(config: PreTrainedConfig) -> bool:
-    """Return whether a configuration is that of a causal language model."""
+    """Return whether a configuration is that of a causal language model, which may read images as well."""
+    if reads_images_and_text(config):
+        return True
     # Families like BERT also have a causal head; the architecture that the checkpoint declares decides.
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
     names = [known.__name__ for known in (classes if isinstance(classes, tuple) else (classes,))]

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -51,6 +51,18 @@ class FusedParameter:
 
     shape: tuple[int, ...]
     parts: Mapping[str, ExpertPart]
+
+    def as_stored(self, shape: tuple[int, ...]) -> "FusedParameter":
+        """Return the same with the last two axes exchanged if a file has it so, as `transformers` reads it.
+
+        Args:
+            shape: shape of the tensor in the file.
+        """
+        turned = (*self.shape[:1], *reversed(self.shape[1:]))
+        if shape == self.shape or shape != turned or len(shape) != 3:
+            return self
+        parts = {name: replace(part, transposed=not part.transposed) for name, part in self.parts.items()}
+        return FusedParameter(shape=turned, parts=parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,31 +15,37 @@ _SOURCES = {
 }
 _NUMBER = r"(\d+)"
 _LAYER = re.compile(r"(.+)\.\d+\.([^.]+)")
+# Where files store the parameter of all experts, but with the last two axes exchanged.
+_TURN = ("Transpose",)
 
 
 def unfused_conversions(conversions: Iterable[Any]) -> list[Any]:
     """Return conversions between the names in files and those of a model with unfused experts.
 
-    Where transformers merges the matrices of experts into one parameter, they are only renamed.
+    Where transformers merges the matrices of experts into one parameter, they are only renamed. Where it transposes
+    the parameter of all experts, nothing is left: see `FusedParameter.as_stored`.
 
     Args:
         conversions: transformers' conversions for the model, before unfusing.
     """
     adapted: list[Any] = []
     for conversion in conversions:
+        if _is_turned(conversion):
+            continue
         projections = _merged_projections(conversion)
         adapted += [conversion] if projections is None else _renamings(conversion, projections)
     return adapted
 
 
 def unknown_conversions(conversions: Iterable[Any]) -> list[str]:
-    """Return the parameters of experts that are converted otherwise than by merging a file's matrices."""
+    """Return the parameters of experts that are converted otherwise than by merging or transposing a file's."""
     return [
         conversion.target_patterns[0]
         for conversion in conversions
         if hasattr(conversion, "operations")
         and any(_FUSED.match(target) for target in conversion.target_patterns)
         and _merged_projections(conversion) is None
+        and not _is_turned(conversion)
     ]
 
 
@@ -52,6 +58,19 @@ def expert_projection(name: str, modules: Container[str]) -> str | None:
     """Return the name of an expert's layer without the expert's number; None if it belongs to none of the modules."""
     found = _LAYER.fullmatch(name)
     return f"{found[1]}.{found[2]}" if found is not None and found[1] in modules else None
+
+
+def _is_turned(conversion: Any) -> bool:
+    """Return whether a conversion does nothing but exchange the last two axes of a parameter of all experts."""
+    operations: list[Any] = list(getattr(conversion, "operations", ()))
+    names, targets = tuple(type(operation).__name__ for operation in operations), conversion.target_patterns
+    same = len(targets) == 1 and list(conversion.source_patterns) == list(targets)
+    return (
+        names == _TURN
+        and {operations[0].dim0, operations[0].dim1} == {1, 2}
+        and same
+        and bool(_FUSED.match(targets[0]))
+    )
 
 
 def _merged_projections(conversion: Any) -> tuple[str, ...] | None:

@@ -13,6 +13,7 @@ from rocket_core import budget
 from rocket_core.budget import Shape
 from rocket_core.config import CompressionConfig, InputKind
 from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
+from rocket_core.inspection.block_lists import block_of, compressed_lists, list_of
 from rocket_core.inspection.expert_stacks import expert_layers
 from rocket_core.inspection.layer_names import family_of, is_costly, name_matcher, possible_names
 from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
@@ -219,7 +220,8 @@ def describe_model(
 ) -> ModelShape:
     """Return the sizes of a model according to config.json and the safetensors headers.
 
-    The largest list of numbered blocks is used, in an encoder-decoder together with its counterpart. Every weight
+    The largest list of numbered blocks is used, in an encoder-decoder together with its counterpart; of a model that
+    reads text and images, the largest that is not of its tower. Every weight
     matrix in it counts as a compressible layer, and so does every matrix of an expert in a tensor of all of them. The
     actual modules are known only once the model is built: routers, for instance, are counted here and left alone by a
     run.
@@ -238,7 +240,7 @@ def describe_model(
     """
     stored = storage_dtype(weights, "the model")
     dtype = stored if dtype == "auto" else dtype
-    lists = _block_lists(config, weights)
+    lists = compressed_lists(config, weights)
     if is_costly((name for name, _ in weights.matrices), ignore):
         raise InvalidConfigError(
             f"the ignore patterns are too long for a model of {len(weights.matrices)} layers; use fewer or shorter ones"
@@ -247,22 +249,22 @@ def describe_model(
     layers: dict[str, list[Shape]] = {}
     turned = family_of(config) in _CONV1D_FAMILIES
     for name, (rows, columns) in weights.matrices:
-        member = _block_of(name)
-        if _list_of(member) not in lists or _is_no_layer(name.removeprefix(member)):
+        member = block_of(name)
+        if list_of(member) not in lists or _is_no_layer(name.removeprefix(member)):
             continue
         if is_ignored(possible_names(config, name)):
             continue
         layers.setdefault(member, []).append((rows, columns) if turned else (columns, rows))
     hidden_size = find_number(config, HIDDEN_SIZES)
     for name, stack in weights.stacks:
-        for layer, shape in expert_layers(name, stack, hidden_size or 0) if _list_of(_block_of(name)) in lists else ():
+        for layer, shape in expert_layers(name, stack, hidden_size or 0) if list_of(block_of(name)) in lists else ():
             if not is_ignored(possible_names(config, layer)):
-                layers.setdefault(_block_of(name), []).append(shape)
+                layers.setdefault(block_of(name), []).append(shape)
     if not layers:
         raise UnsupportedArchitectureError("no layer of the model is left to compress; ignore fewer of them")
     return ModelShape(
         layers=tuple(tuple(shapes) for shapes in layers.values()),
-        block_parameters=tuple(count for block, count in weights.block_parameters.items() if _list_of(block) in lists),
+        block_parameters=tuple(count for block, count in weights.block_parameters.items() if list_of(block) in lists),
         parameters=weights.parameters,
         hidden_size=hidden_size or max(min(shape) for block in layers.values() for shape in block),
         itemsize=item_bytes(weights, dtype, "the model"),
@@ -326,32 +328,8 @@ def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
     return find_number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size
 
 
-def _block_lists(config: Mapping[str, object], weights: WeightSummary) -> set[str]:
-    """Return the names of the lists whose blocks are compressed."""
-    sizes: dict[str, int] = {}
-    for block, count in weights.block_parameters.items():
-        sizes[_list_of(block)] = sizes.get(_list_of(block), 0) + count
-    largest = max(sizes, key=lambda name: sizes[name], default="")
-    if not config.get("is_encoder_decoder"):
-        return {largest}
-    pair = (largest.replace("decoder", "encoder"), largest.replace("encoder", "decoder"))
-    return {name for name in pair if name in sizes}
-
-
-def _block_of(name: str) -> str:
-    """Return the name of the block that a parameter belongs to: its name up to the first number."""
-    parts = name.split(".")
-    number = next((index for index, part in enumerate(parts) if part.isdecimal()), len(parts))
-    return ".".join(parts[: number + 1])
-
-
 def _is_no_layer(rest: str) -> bool:
     return rest.rpartition(".")[2] in _TABLES
-
-
-def _list_of(block: str) -> str:
-    """Return the name of the list that contains a block."""
-    return block.rpartition(".")[0]
 
 
 def _gram_bytes(shape: Shape, work: Workload) -> int:

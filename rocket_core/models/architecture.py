@@ -3,7 +3,8 @@
 Everything is discovered; nothing is copied from modeling files. A layer is compressible if its type is exactly
 `nn.Linear` or `Conv1D`, it is inside a repeated block, is not tied, is not the head, and is later seen by a forward
 hook. Experts of a mixture get their own linear layers first (`rocket_core.experts`). A model has one list of blocks; an
-encoder-decoder has two. Token embedding and head are listed separately.
+encoder-decoder has two. In a model that reads text and images, these are the blocks of the decoder. Token embedding and
+head are listed separately.
 """
 
 import fnmatch
@@ -13,18 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from accelerate import init_empty_weights
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MASKED_LM_MAPPING,
-    AutoModel,
-    AutoModelForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core.config import InputKind
@@ -37,31 +30,13 @@ from rocket_core.experts import unfuse
 from rocket_core.inspection import preconditions
 from rocket_core.inspection.footprint import positions
 from rocket_core.inspection.layer_names import advice_on_pattern, last_part
+from rocket_core.models.block_lists import LINEAR_TYPES, BlockList, find_language_lists, find_lists, find_tower
+from rocket_core.models.classes import build_model, generating_class, is_causal, reads_images_and_text
 from rocket_core.models.pretrained import interpreting, load_config
 from rocket_core.models.token_tables import TokenTable, find_tables
 
 # Input kind by the model's main argument.
 _KINDS: dict[str, InputKind] = {"input_ids": "text", "pixel_values": "images", "input_features": "audio"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockList:
-    """A list of repeated blocks. Blocks are counted through all lists of a model, in the order in which they run.
-
-    Attributes:
-        name: module name of the list.
-        first: index of its first block.
-        length: number of blocks.
-    """
-
-    name: str
-    first: int
-    length: int
-
-    @property
-    def stop(self) -> int:
-        """Index after its last block."""
-        return self.first + self.length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +49,7 @@ class Architecture:
         layers: names of the compressible layers of each block, in model order.
         tables: token embedding and head, where they can be quantized.
         other_tables: token embedding and head that cannot, with the reason.
+        tower: name of the module that encodes images for a decoder, which text alone does not reach.
     """
 
     model: PreTrainedModel
@@ -81,6 +57,7 @@ class Architecture:
     layers: tuple[tuple[str, ...], ...]
     tables: tuple[TokenTable, ...] = ()
     other_tables: Mapping[str, str] = field(default_factory=dict)
+    tower: str | None = None
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -113,12 +90,12 @@ class Architecture:
     @property
     def is_causal(self) -> bool:
         """Whether the model predicts each token only from those before it."""
-        return _is_causal(self.model.config)
+        return is_causal(self.model.config)
 
     @property
     def class_name(self) -> str:
-        """The transformers class that loads the model: the Auto class for a decoder, else the model's own class."""
-        return AutoModelForCausalLM.__name__ if self.is_causal else type(self.model).__name__
+        """The transformers class that loads the model: an Auto class for a decoder, else the model's own class."""
+        return str(generating_class(self.model.config).__name__) if self.is_causal else type(self.model).__name__
 
     @property
     def kind(self) -> InputKind:
@@ -193,7 +170,7 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
         interpreting(_file_of(config), UnsupportedArchitectureError),
         init_empty_weights(include_buffers=False),
     ):
-        model = _build(config, dtype)
+        model = build_model(config, dtype)
         unfuse(model)
         _check_readable(model)
     model.eval()
@@ -203,7 +180,8 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
             f"{type(model).__name__} reads {model.main_input_name}; only models that read text, images or log-mel "
             "features of audio can be calibrated"
         )
-    lists = _find_lists(model)
+    has_tower = reads_images_and_text(config)
+    lists = find_language_lists(model) if has_tower else find_lists(model)
     prefixes = [f"{blocks.name}.{index}" for blocks in lists for index in range(blocks.length)]
     layers = tuple(tuple(_linear_names(model, prefix)) for prefix in prefixes)
     if not any(layers):
@@ -211,8 +189,9 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
             f"{type(model).__name__} has no nn.Linear or Conv1D layer in {lists[0].name} that could be compressed"
         )
     reads_text = model.main_input_name == "input_ids" and len(lists) == 1
-    tables, others = find_tables(model, predicts=_is_causal(config)) if reads_text else ((), {})
-    return Architecture(model=model, lists=lists, layers=layers, tables=tables, other_tables=others)
+    tables, others = find_tables(model, predicts=is_causal(config)) if reads_text else ((), {})
+    tower = find_tower(model) if has_tower else None
+    return Architecture(model=model, lists=lists, layers=layers, tables=tables, other_tables=others, tower=tower)
 
 
 def window_length(config: PretrainedConfig, requested: int | None) -> int:
@@ -226,20 +205,6 @@ def window_length(config: PretrainedConfig, requested: int | None) -> int:
         InvalidConfigError: fewer than 2 tokens, or more than the model has positions for.
     """
     return preconditions.window_length(positions(config.to_dict()), requested)
-
-
-def named_classes(config: PretrainedConfig) -> list[str]:
-    """Return the class names in a configuration's `architectures`, without invalid entries."""
-    declared = config.architectures if isinstance(config.architectures, list) else []
-    return [name for name in declared if isinstance(name, str) and name.isidentifier()]
-
-
-def named_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """Return the transformers class that a configuration names first; None if it does not exist or does not fit."""
-    name = next(iter(named_classes(config)), "")
-    named = getattr(transformers, name, None)
-    fits = isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config)
-    return named if fits else None
 
 
 def oriented_weight(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
@@ -303,66 +268,6 @@ def _check_readable(model: PreTrainedModel) -> None:
     isinstance(model.main_input_name, str)
 
 
-def _is_causal(config: PretrainedConfig) -> bool:
-    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return False
-    # Some encoders can be configured as decoders.
-    return type(config) not in MODEL_FOR_MASKED_LM_MAPPING or bool(getattr(config, "is_decoder", False))
-
-
-def _build(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    model: PreTrainedModel
-    if _is_causal(config):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-        return model
-    named = named_class(config)
-    if named is not None:
-        model = named._from_config(config, dtype=dtype)
-    else:
-        model = AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
-    return model
-
-
-def _find_lists(model: PreTrainedModel) -> tuple[BlockList, ...]:
-    names = _find_block_names(model)
-    name = type(model).__name__
-    expected = 2 if model.config.is_encoder_decoder else 1
-    if len(names) != expected:
-        what = f"{len(names)} lists of blocks ({', '.join(names)})" if names else "no list of repeated blocks"
-        raise UnsupportedArchitectureError(
-            f"{name} has {what}; only decoders, encoders (one list) and encoder-decoders (two) can be compressed"
-        )
-    lists: list[BlockList] = []
-    for prefix in names:
-        length = len(list(model.get_submodule(prefix).children()))
-        lists.append(BlockList(name=prefix, first=lists[-1].stop if lists else 0, length=length))
-    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    if isinstance(layers, int) and layers > lists[-1].stop:
-        raise UnsupportedArchitectureError(
-            f"{name} runs {layers} layers on the weights of {lists[-1].stop}; models that share weights between layers "
-            "cannot be compressed"
-        )
-    return tuple(lists)
-
-
-def _find_block_names(model: PreTrainedModel) -> list[str]:
-    block_classes = set(model._no_split_modules or ())
-    lists: dict[str, nn.ModuleList] = {
-        name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)
-    }
-    names = [name for name, module in lists.items() if any(type(block).__name__ in block_classes for block in module)]
-    if names:
-        return names
-    # For the few models that name no block class, use the outermost lists of equal modules with linear layers.
-    alike = [name for name, blocks in lists.items() if len({type(block) for block in blocks}) == 1]
-    alike = [name for name in alike if any(type(module) in _LINEAR_TYPES for module in lists[name].modules())]
-    outermost = [name for name in alike if not any(name.startswith(f"{other}.") for other in alike)]
-    return outermost if model.config.is_encoder_decoder else outermost[:1]
-
-
-_LINEAR_TYPES = (nn.Linear, Conv1D)
-
-
 def _linear_names(model: PreTrainedModel, block: str) -> list[str]:
     tied_keys = model.all_tied_weights_keys
     tied = {*tied_keys.keys(), *tied_keys.values()}
@@ -371,5 +276,5 @@ def _linear_names(model: PreTrainedModel, block: str) -> list[str]:
         f"{block}.{name}"
         for name, module in model.get_submodule(block).named_modules()
         # The exact type, as subclasses (routers, non-quantizable projections) may be used differently.
-        if type(module) in _LINEAR_TYPES and module is not head and f"{block}.{name}.weight" not in tied
+        if type(module) in LINEAR_TYPES and module is not head and f"{block}.{name}.weight" not in tied
     ]

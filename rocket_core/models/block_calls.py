@@ -33,24 +33,28 @@ class Activations:
     Attributes:
         hidden: one tensor (windows, tokens, hidden size) per batch, replaced in place as blocks are run.
         calls: for each batch the call of each block in the list.
+        added: for each batch what the model adds to the output of each block before it calls the next, as Qwen3-VL does
+            with features of images; None for nothing.
         first: index of the first block of the list, counted through all lists of the model.
         beside: number of values that blocks return in addition to the hidden states; None if they return no tuple.
     """
 
     hidden: list[Tensor]
     calls: list[list[BlockCall]]
+    added: list[list[Tensor | None]] = field(default_factory=list)
     first: int = 0
     beside: int | None = None
 
     def run(self, block: nn.Module, index: int, batch: int) -> Tensor:
-        """Return the output of block `index` for one batch."""
+        """Return the output of block `index` for one batch, as the next block reads it."""
         call = self.calls[batch][index - self.first]
         with torch.no_grad():
             output = block(self.hidden[batch], *call.args, **call.kwargs)
         if isinstance(output, tuple):
             self.beside = len(output) - 1
             output = output[0]
-        hidden: Tensor = output
+        added = self.added[batch][index - self.first] if self.added else None
+        hidden: Tensor = output if added is None else output + added
         return hidden
 
     def step(self, block: nn.Module, index: int, batch: int) -> None:
@@ -178,6 +182,8 @@ def record_block_inputs(
             with handing_on(passed, number):
                 recording = _record(model, blocks, batch, beside)
         activations.hidden.append(recording.hidden[0])
+        with handing_on(passed, number):
+            activations.added.append(_find_added(model, blocks, batch, recording))
         calls = recording.calls
         previous = activations.calls[-1] if activations.calls else calls
         activations.calls.append([_reuse(call, before) for call, before in zip(calls, previous, strict=True)])
@@ -192,12 +198,14 @@ class _Recording:
         blocks: number of blocks.
         extras: the first block's return values after the hidden states, which are passed to all later blocks; None if
             unknown, in which case a pass that needs them ends.
+        returned: number that all blocks return in place of their hidden states; None for their input.
         hidden: input of each block that was called.
         calls: the rest of each call.
     """
 
     blocks: int
     extras: tuple[Any, ...] | None
+    returned: float | None = None
     hidden: list[Tensor] = field(default_factory=list)
     calls: list[BlockCall] = field(default_factory=list)
 
@@ -212,7 +220,12 @@ class _Recording:
         self.calls.append(BlockCall(args=_plain(call.args), kwargs=_plain(call.kwargs)))
         if index == self.blocks - 1:
             raise _EnoughError
-        return hidden
+        return hidden if self.returned is None else torch.full_like(hidden, self.returned)
+
+    @property
+    def is_chained(self) -> bool:
+        """Whether each block gets what the one before it returned; results of operations have another type."""
+        return all(type(hidden) is _PassThrough for hidden in self.hidden[1:])
 
     def beside(self) -> tuple[Any, ...]:
         """Return a block's return values after the hidden states."""
@@ -228,9 +241,14 @@ class _Recording:
 
 
 def _record(
-    model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping[str, Tensor], extras: tuple[Any, ...] | None
+    model: PreTrainedModel,
+    blocks: nn.ModuleList,
+    batch: Mapping[str, Tensor],
+    extras: tuple[Any, ...] | None,
+    *,
+    returned: float | None = None,
 ) -> _Recording:
-    recording = _Recording(blocks=len(blocks), extras=extras)
+    recording = _Recording(blocks=len(blocks), extras=extras, returned=returned)
     with stand_ins(blocks, recording.receive, recording.beside), contextlib.suppress(_EnoughError):
         model(**batch, **without_cache(model))
         raise UnsupportedArchitectureError(
@@ -238,6 +256,22 @@ def _record(
             "of them can be compressed"
         )
     return recording
+
+
+def _find_added(
+    model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping[str, Tensor], recording: _Recording
+) -> list[Tensor | None]:
+    """Return what the model adds to the output of each block: what the next one reads if all blocks return zeros."""
+    if recording.is_chained:
+        return [None] * len(blocks)
+    zeros, ones = (_record(model, blocks, batch, recording.extras, returned=value).hidden[1:] for value in (0.0, 1.0))
+    for index, (added, more) in enumerate(zip(zeros, ones, strict=True)):
+        if added.shape != recording.hidden[index].shape or not torch.equal(added + 1, more):
+            raise UnsupportedArchitectureError(
+                f"{type(model).__name__} changes the hidden states between blocks {index} and {index + 1}; only models "
+                "that pass them on, or add something to them, can be compressed"
+            )
+    return [*(_plain(added) if bool(added.any()) else None for added in zeros), None]
 
 
 def run_before(model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping[str, Tensor]) -> Tensor:

@@ -16,15 +16,19 @@ import torch
 import transformers
 from transformers import (
     CONFIG_MAPPING,
+    PROCESSOR_MAPPING,
+    AutoImageProcessor,
     AutoTokenizer,
     FeatureExtractionMixin,
     GenerationConfig,
     ImageProcessingMixin,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
+    ProcessorMixin,
 )
 
 from rocket_core.errors import (
+    CalibrationError,
     CheckpointFormatError,
     InsufficientMemoryError,
     ModelNotFoundError,
@@ -186,6 +190,61 @@ def load_processor(reader: Any, what: str, folder: Path, **options: Any) -> Any:
                 kinds = (FeatureExtractionMixin, ImageProcessingMixin)
                 _check_class(value, kinds, f"{folder / file}: {key}")
         return reader.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
+
+
+def load_image_text_processor(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Read the processor of a model that reads text and images. It cannot read videos.
+
+    Args:
+        folder: checkpoint folder.
+        config: its configuration, from `load_config`.
+        tokenizer: its tokenizer, from `load_tokenizer`.
+
+    Raises:
+        CheckpointFormatError: the folder has no processor that transformers can read.
+        CalibrationError: it needs a library that is not installed.
+    """
+    if not any((folder / file).is_file() for file in _PROCESSOR_CONFIGS):
+        raise CheckpointFormatError(
+            f"{folder} has neither {' nor '.join(_PROCESSOR_CONFIGS)}, which reading images needs; copy them from the "
+            "original model, or calibrate on text alone"
+        )
+    kind: Any = PROCESSOR_MAPPING.get(type(config), None)
+    if kind is None:
+        raise CheckpointFormatError(
+            f"the installed transformers has no processor for {config.model_type} models; calibrate on text alone"
+        )
+    # Results must not depend on which libraries are installed.
+    parts = {
+        "image_processor": load_processor(AutoImageProcessor, "image processor", folder, backend="pil"),
+        "tokenizer": tokenizer,
+        "video_processor": None,
+    }
+    with interpreting(f"the processor of {folder}"):
+        names = kind.get_attributes()
+        unknown = [name for name in names if name not in parts]
+        if unknown:
+            raise CheckpointFormatError(
+                f"the processor of {config.model_type} models has a {unknown[0]}, which is not supported; calibrate on "
+                "text alone"
+            )
+        settings = _read_json(folder, "processor_config.json") | {"chat_template": tokenizer.chat_template}
+        try:
+            return _without_videos(kind).from_args_and_dict([parts[name] for name in names], settings)
+        except ImportError as error:
+            raise CalibrationError(f"reading images for {config.model_type} models: {error}") from error
+
+
+def _without_videos(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
+    """Return a class of processors that may lack the one of videos, which needs further libraries."""
+
+    class Processor(kind):  # type: ignore[misc, valid-type]
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            if argument_name == "video_processor" and argument is None:
+                return None
+            return super().check_argument_for_proper_class(argument_name, argument)
+
+    return Processor
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, text: str | list[str], **options: Any) -> Any:

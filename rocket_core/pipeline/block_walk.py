@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from rocket_core.calibration.expert_grams import ExpertInputs, find_experts
 from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups, sum_inputs
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.experts import visiting
 from rocket_core.inspection.footprint import TOKENS_PER_BATCH, TOKENS_PER_BATCH_ON_CPU
 from rocket_core.linalg.whitening import GramStatistics
-from rocket_core.models.architecture import BlockList
 from rocket_core.models.block_calls import Activations, record_block_inputs, run_after
+from rocket_core.models.block_lists import BlockList
 from rocket_core.pipeline.context import Run
 from rocket_core.system.process_memory import return_freed_memory
 
@@ -211,13 +211,21 @@ def begin_walk(
 
 
 def _modules_outside_blocks(run: Run) -> list[str]:
-    """Return the modules that own parameters and are in no block."""
+    """Return the modules that own parameters and are in no block, without those that the inputs do not reach."""
+    model = run.architecture.model
     lists = tuple(f"{blocks.name}." for blocks in run.architecture.lists)
+    idle = tuple(f"{name}." for name in run.idle)
+    owners = [name for name, module in model.named_modules() if any(map(_is_parameter, module._parameters.values()))]
+    # Some models move their inputs to the device of their first parameter.
     return [
         name
-        for name, module in run.architecture.model.named_modules()
-        if any(parameter is not None for parameter in module._parameters.values()) and not f"{name}.".startswith(lists)
+        for name in owners
+        if not f"{name}.".startswith(lists) and (name == owners[0] or not f"{name}.".startswith(idle))
     ]
+
+
+def _is_parameter(value: nn.Parameter | None) -> bool:
+    return value is not None
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:

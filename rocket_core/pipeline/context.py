@@ -37,6 +37,7 @@ class Run:
         skipped: layers left alone, with the reason.
         tables: token embedding and head to profile.
         gguf: what the GGUF file contains, if one is written.
+        idle: modules that the calibration inputs do not reach, such as the tower of images for text.
     """
 
     config: CompressionConfig
@@ -53,6 +54,7 @@ class Run:
     skipped: dict[str, str]
     tables: tuple[TokenTable, ...] = ()
     gguf: GgufPlan | None = None
+    idle: tuple[str, ...] = ()
 
     @property
     def compute_dtype(self) -> torch.dtype:

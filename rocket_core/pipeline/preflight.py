@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 
 from rocket_core import __version__
-from rocket_core.calibration.inputs import CalibrationInputs, open_source
+from rocket_core.calibration.image_text import ImagesWithText, image_lines
+from rocket_core.calibration.inputs import open_source
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.config import HUB_DATASETS, CompressionConfig
@@ -80,13 +82,15 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     local_path_of(config.calibration.dataset)
     check_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
     length, positions = _lengths(architecture, config.calibration.sequence_length)
+    inputs = open_source(source.folder, architecture, length, config.calibration.dataset)
+    unread = architecture.tower if not isinstance(inputs, ImagesWithText) else None
     run = Run(
         config=config,
         source=source,
         checkpoint=checkpoint,
         architecture=architecture,
         loader=loader,
-        inputs=open_source(source.folder, architecture, length),
+        inputs=inputs,
         device=device,
         dtype=dtype,
         sequence_length=length,
@@ -95,6 +99,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         skipped=skipped | other_tables | _unknown_parameters(architecture),
         tables=tables,
         gguf=plan_gguf(named, source.folder) if "gguf" in config.export else None,
+        idle=() if unread is None else (unread,),
     )
     check_experts(run)
     check_target(run)
@@ -114,7 +119,7 @@ def run_identity(run: Run) -> RunIdentity:
     settings["calibration"]["sequence_length"] = run.sequence_length
     path = local_path_of(run.config.calibration.dataset)
     if path is not None:
-        settings["calibration"]["dataset"] = f"sha256:{_content_hash(path)}"
+        settings["calibration"]["dataset"] = f"sha256:{_dataset_hash(run, path)}"
     return RunIdentity(
         rocket_version=__version__,
         model=run.source.name,
@@ -150,7 +155,7 @@ def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) 
 
 
 def _check_token_ids(run: Run, inputs: CalibrationInputs) -> None:
-    highest = max((int(ids.max()) for ids in inputs.tensors.values() if not ids.is_floating_point()), default=-1)
+    highest = max((int(ids.max()) for ids in inputs.token_ids), default=-1)
     if highest < 0:
         return
     vocabulary = run.architecture.vocabulary
@@ -180,6 +185,14 @@ def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
     checkpoint = open_checkpoint(source.folder)
     check_sizes(config, checkpoint.weights, source.name)
     return checkpoint
+
+
+def _dataset_hash(run: Run, path: Path) -> str:
+    """Return the SHA-256 of a data set: of its file, and of the images that this names if the run reads them."""
+    if not isinstance(run.inputs, ImagesWithText):
+        return _content_hash(path)
+    files = [path, *(line.image for line in image_lines(path) if line.image is not None)]
+    return hashlib.sha256("".join(f"{_content_hash(file)};" for file in files).encode()).hexdigest()
 
 
 def _content_hash(path: Path) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.errors import InsufficientDiskError
 from rocket_core.inspection.footprint import ResourceEstimate
 from rocket_core.pipeline.context import Run

@@ -7,7 +7,7 @@ from rocket_core import budget
 from rocket_core.allocation import Allocation, layer_frontiers
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.calibrated_text import CalibratedText
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile
 from rocket_core.config import HUB_TASKS, CompressionConfig
 from rocket_core.inspection.dataset_names import local_path_of
@@ -33,12 +33,12 @@ def calibration_report(run: Run, inputs: CalibrationInputs, work: WorkFolder) ->
     """Return the report on the run's calibration data."""
     calibration = without_paths(run.config).calibration
     return CalibrationReport(
-        kind=run.architecture.kind,
+        kind="text and images" if inputs.is_separate else run.architecture.kind,
         dataset=calibration.dataset,
         samples=len(inputs),
         sequence_length=run.sequence_length,
         seed=calibration.seed,
-        tokens=len(inputs) * run.positions,
+        tokens=inputs.positions(run.positions),
         token_sha256=inputs.sha256(),
         text=_text(run, work),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from rocket_core import __version__
 from rocket_core.allocation import chosen
 from rocket_core.allocation.predictor import ModelProfile
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import ModelSource
 from rocket_core.config import STAGES, WORK_FOLDER_NAME, CompressionConfig

@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from rocket_core.config import InputKind
+from rocket_core.config import CalibrationKind
 from rocket_core.engines import ExportKind
 from rocket_core.report.schema import CompressionReport
 
@@ -15,10 +15,11 @@ MODELFILE_NAME = "Modelfile"
 """File next to it that Ollama reads."""
 
 # Name and class of the preprocessor, by the kind of input.
-_READERS: dict[InputKind, tuple[str, str]] = {
+_READERS: dict[CalibrationKind, tuple[str, str]] = {
     "text": ("tokenizer", "AutoTokenizer"),
     "images": ("processor", "AutoImageProcessor"),
     "audio": ("processor", "AutoProcessor"),
+    "text and images": ("processor", "AutoProcessor"),
 }
 # Package that `transformers` needs to read an export.
 _PACKAGES: dict[ExportKind, str] = {

@@ -9,7 +9,7 @@ from rocket_core.budget import achieved_ratio, bits_per_weight, sparsity
 from rocket_core.calibrated_text import CalibratedText
 from rocket_core.candidates import CODE_KINDS, Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.code_format import CodeBits, ScaleBits
-from rocket_core.config import BudgetUnit, CompressionConfig, InputKind, Objective
+from rocket_core.config import BudgetUnit, CalibrationKind, CompressionConfig, Objective
 from rocket_core.engines import ExportKind
 from rocket_core.gguf_types import BlockType
 from rocket_core.report.formatting import kwh_text, percent_text
@@ -196,14 +196,14 @@ class TotalsReport(FrozenModel):
 class CalibrationReport(FrozenModel):
     """The calibration data used."""
 
-    kind: InputKind = "text"
-    """what the model reads; the decoder of an audio model additionally reads built-in text."""
+    kind: CalibrationKind = "text"
+    """what the model read; the decoder of an audio model additionally read built-in text."""
     dataset: str
     """name of the data; `synthetic` data are generated, and cost quality."""
     samples: int
-    """windows of text or audio, or images."""
+    """windows of text or audio, images, or texts with images."""
     sequence_length: int
-    """tokens per window of text; for images, positions of one image."""
+    """tokens per window of text; for images, positions of one image; for texts with images, the most of one."""
     seed: int
     """seed of the choice of samples."""
     tokens: int

@@ -30,6 +30,7 @@ READ_IN_TURN = (
     "how-to/calibration",
     "how-to/ratio",
     "how-to/mixtures",
+    "how-to/vision",
     "how-to/load",
     "how-to/engines",
     "how-to/evaluate",

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import CODE_KINDS
 from rocket_core.exports.gguf_blocks import pack_blocks
 from rocket_core.layers import (

@@ -10,19 +10,20 @@ them.
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from rocket_core.calibration.grams import first_input
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.layers import approximation
 from rocket_core.linalg.whitening import GramStatistics, shrunk_gram
 from rocket_core.methods import CompressedWeight, LayerProblem
-from rocket_core.models.architecture import BlockList, oriented_weight
+from rocket_core.models.architecture import oriented_weight
 from rocket_core.models.block_calls import Activations
+from rocket_core.models.block_lists import BlockList
 from rocket_core.models.part_cache import FinishedParts
 from rocket_core.pipeline.block_walk import begin_walk, loaded_block, split_inputs
 from rocket_core.pipeline.context import Run
@@ -188,9 +189,7 @@ class SequentialCompression:
         run = self._run
         if passed is None:
             dense = begin_walk(run, split_inputs(run, self._inputs))
-            return dense, Activations(
-                hidden=list(dense.hidden), calls=dense.calls, first=dense.first, beside=dense.beside
-            )
+            return dense, replace(dense, hidden=list(dense.hidden))
         blocks, before = passed
         dense, compressed = (
             begin_walk(run, split_inputs(run, self._inputs), passed=(blocks, stream)) for stream in before

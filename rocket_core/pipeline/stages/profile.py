@@ -7,7 +7,7 @@ from typing import assert_never
 
 from rocket_core.allocation import Allocation
 from rocket_core.allocation.predictor import ModelProfile
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
 from rocket_core.config import CompressionConfig, Objective
 from rocket_core.linalg.whitening import GramStatistics

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rocket_core.calibrated_text import CalibratedText
 from rocket_core.calibration.expert_sensitivities import with_another_token
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.calibration.sensitivity import (
     Loss,
@@ -24,8 +24,8 @@ from rocket_core.calibration.sensitivity import (
 )
 from rocket_core.checkpoint import TensorEntry
 from rocket_core.experts import UnfusedExperts
-from rocket_core.models.architecture import BlockList
 from rocket_core.models.block_calls import Activations, run_before
+from rocket_core.models.block_lists import BlockList
 from rocket_core.pipeline.block_walk import begin_walk, loaded_block, loaded_surroundings, split_inputs
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor

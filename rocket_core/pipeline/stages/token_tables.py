@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.layers.scaled_embedding import embedding_scale
 from rocket_core.linalg.whitening import GramStatistics
@@ -128,7 +128,7 @@ def _statistics(
     run: Run, walk: BlockWalk, work: WorkFolder, table: TokenTable, inputs: CalibrationInputs
 ) -> GramStatistics | None:
     """Return the Gram matrix of all uses of a table; None if the model does not use it in a known way."""
-    tokens = len(inputs) * run.positions
+    tokens = inputs.positions(run.positions)
     looked_up = None if table.embedding is None else _lookup_weights(run, work, table, inputs)
     if table.embedding is not None and looked_up is None:
         return None

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.config import SETTINGS_NOT_IN_PROFILE, CompressionConfig
 from rocket_core.errors import CorruptCheckpointError
 from rocket_core.methods import Method

@@ -11,7 +11,7 @@ import torch
 
 from rocket_core.allocation import Allocation
 from rocket_core.calibrated_text import CalibratedText
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.calibration.sensitivity import Sensitivity
 from rocket_core.candidates import LayerProfile
 from rocket_core.checkpoint import TensorEntry

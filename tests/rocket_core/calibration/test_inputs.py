@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 from transformers import WhisperFeatureExtractor
 
-from rocket_core.calibration.inputs import CalibrationInputs, EncoderText, open_source, shift_right
+from rocket_core.calibration.inputs import EncoderText, open_source, shift_right
 from rocket_core.calibration.media import folder_audio, folder_images, synthetic_audio, synthetic_images
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.config import CalibrationConfig
 from rocket_core.errors import CalibrationError, CheckpointFormatError, EmptyCalibrationError, InvalidConfigError
 from rocket_core.models.architecture import build_architecture, read_config

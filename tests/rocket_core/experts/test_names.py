@@ -1,9 +1,18 @@
 import pytest
+import torch
 from safetensors import safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import Concatenate, Interleave, MergeModulelist, WeightConverter, WeightRenaming
 
-from rocket_core.experts import expert_projection, find_fused, is_expert_name, unfuse, unfused_conversions
+from rocket_core.experts import (
+    ExpertPart,
+    FusedParameter,
+    expert_projection,
+    find_fused,
+    is_expert_name,
+    unfuse,
+    unfused_conversions,
+)
 from rocket_core.experts.names import unknown_conversions
 from tests.reference.tiny_mixtures import EXPERTS, MIXTURES
 
@@ -84,3 +93,14 @@ def test_a_projection_is_named_without_the_expert():
     assert expert_projection("model.layers.1.mlp.experts.12.up_proj", modules) == "model.layers.1.mlp.experts.up_proj"
     for other in ("model.layers.11.mlp.experts.12.up_proj", "model.layers.1.mlp.shared_expert.up_proj", "lm_head"):
         assert expert_projection(other, modules) is None
+
+
+def test_a_parameter_that_a_file_has_transposed_is_read_so():
+    parts = {"0.up_proj.weight": ExpertPart(parameter="up_proj", expert=0)}
+    fused = FusedParameter(shape=(2, 6, 4), parts=parts)
+    stored = torch.arange(48.0).reshape(2, 4, 6)
+    turned = fused.as_stored((2, 4, 6))
+    assert turned.shape == (2, 4, 6)
+    assert torch.equal(turned.parts["0.up_proj.weight"].of(stored), stored[0].T)
+    for shape in ((2, 6, 4), (2, 5, 4)):
+        assert fused.as_stored(shape) is fused

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rocket_core import budget
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import find_model
 from rocket_core.hf import attach_factors
 from rocket_core.layers.code_stream import coded_bytes

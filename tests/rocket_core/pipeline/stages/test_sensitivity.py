@@ -24,7 +24,7 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import find_model
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.experts import unfuse
@@ -337,7 +337,7 @@ from rocket_core.pipeline.preflight import prepare_run, run_identity
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.progress import Callbacks, Monitor
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.pipeline.state.work_folder import WorkFolder
 
 def anonymous():

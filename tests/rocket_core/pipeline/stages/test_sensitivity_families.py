@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import find_model
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.stages import sensitivity

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.errors import CorruptCheckpointError
 from rocket_core.layers import LayerEntry, layer_tensors
 from rocket_core.pipeline.stages.stored_weight import read_dense_weight

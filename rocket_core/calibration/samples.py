@@ -1,0 +1,101 @@
+"""Calibration samples: tensors by argument of the model's forward."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+# Between the number of a sample and the name of an argument.
+_MARK = "/"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationInputs:
+    """Samples on the CPU: all of the same shapes, or each with its own.
+
+    Attributes:
+        tensors: by argument of the model's forward; the first axis of each is the sample axis. If samples have their
+            own shapes, by number of the sample and argument: `00003/input_ids`.
+    """
+
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def of_text(cls, tokens: Int64[Tensor, "windows tokens"]) -> "CalibrationInputs":
+        """Create inputs from windows of text, for a decoder or an encoder."""
+        return cls(tensors={"input_ids": tokens})
+
+    @classmethod
+    def separate(cls, samples: Sequence[Mapping[str, Tensor]]) -> "CalibrationInputs":
+        """Create inputs from samples that are run one by one, each given as the arguments of the model."""
+        numbered = (
+            (f"{number:05}{_MARK}{name}", tensor)
+            for number, sample in enumerate(samples)
+            for name, tensor in sample.items()
+        )
+        return cls(tensors=dict(numbered))
+
+    @property
+    def is_separate(self) -> bool:
+        """Whether each sample has its own shapes."""
+        return any(_MARK in name for name in self.tensors)
+
+    @property
+    def token_ids(self) -> list[Tensor]:
+        """The ids of all tokens that the model reads."""
+        return [tensor for name, tensor in self.tensors.items() if name.endswith("input_ids")]
+
+    def __len__(self) -> int:
+        return len(self._samples()) if self.is_separate else len(next(iter(self.tensors.values())))
+
+    def __getitem__(self, samples: slice) -> "CalibrationInputs":
+        if self.is_separate:
+            return CalibrationInputs.separate(self._samples()[samples])
+        return CalibrationInputs(tensors={name: tensor[samples] for name, tensor in self.tensors.items()})
+
+    def batches(self, size: int, device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
+        """Yield the samples in batches of at most `size`, on a device; floating-point tensors are cast to `dtype`.
+
+        Samples with their own shapes are batches of one.
+        """
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, dtype if tensor.is_floating_point() else None)
+
+        if self.is_separate:
+            for sample in self._samples():
+                yield {name: moved(tensor) for name, tensor in sample.items()}
+            return
+        for start in range(0, len(self), size):
+            yield {name: moved(tensor[start : start + size]) for name, tensor in self.tensors.items()}
+
+    def positions(self, of_each: int) -> int:
+        """Return the positions of all samples.
+
+        Args:
+            of_each: positions of a sample, where all have the same.
+        """
+        return sum(ids.numel() for ids in self.token_ids) if self.is_separate else len(self) * of_each
+
+    def sha256(self) -> str:
+        """Return a hash of all samples."""
+        digest = hashlib.sha256()
+        for name in sorted(self.tensors):
+            digest.update(self.tensors[name].numpy().tobytes())
+        return digest.hexdigest()
+
+    def equals(self, other: "CalibrationInputs") -> bool:
+        """Return whether both contain the same samples."""
+        return self.tensors.keys() == other.tensors.keys() and all(
+            torch.equal(tensor, other.tensors[name]) for name, tensor in self.tensors.items()
+        )
+
+    def _samples(self) -> list[dict[str, Tensor]]:
+        samples: dict[str, dict[str, Tensor]] = {}
+        for key in sorted(self.tensors):
+            number, _, name = key.partition(_MARK)
+            samples.setdefault(number, {})[name] = self.tensors[key]
+        return list(samples.values())

@@ -1,0 +1,70 @@
+"""The transformers class that a configuration describes."""
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+
+def named_classes(config: PretrainedConfig) -> list[str]:
+    """Return the class names in a configuration's `architectures`, without invalid entries."""
+    declared = config.architectures if isinstance(config.architectures, list) else []
+    return [name for name in declared if isinstance(name, str) and name.isidentifier()]
+
+
+def named_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """Return the transformers class that a configuration names first; None if it does not exist or does not fit."""
+    name = next(iter(named_classes(config)), "")
+    named = getattr(transformers, name, None)
+    fits = isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config)
+    return named if fits else None
+
+
+def reads_images_and_text(config: PretrainedConfig) -> bool:
+    """Return whether a model continues text that may contain images, which a tower encodes."""
+    has_tower = getattr(config, "vision_config", None) is not None
+    return has_tower and not config.is_encoder_decoder and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def is_causal(config: PretrainedConfig) -> bool:
+    """Return whether a model predicts each token only from those before it."""
+    if reads_images_and_text(config):
+        return True
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return False
+    # Some encoders can be configured as decoders.
+    return type(config) not in MODEL_FOR_MASKED_LM_MAPPING or bool(getattr(config, "is_decoder", False))
+
+
+def generating_class(config: PretrainedConfig) -> Any:
+    """Return the Auto class that loads a model which predicts tokens."""
+    return AutoModelForImageTextToText if reads_images_and_text(config) else AutoModelForCausalLM
+
+
+def build_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a model with new weights: of the class that predicts tokens, else of the class that its config names.
+
+    Args:
+        config: the model's configuration.
+        dtype: dtype of the parameters.
+    """
+    model: PreTrainedModel
+    if is_causal(config):
+        model = generating_class(config).from_config(config, dtype=dtype, trust_remote_code=False)
+        return model
+    named = named_class(config)
+    if named is not None:
+        model = named._from_config(config, dtype=dtype)
+    else:
+        model = AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
+    return model
