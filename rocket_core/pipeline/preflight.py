@@ -228,9 +228,9 @@ def _check_sequential(
     modules = [name for name, part in architecture.model.named_modules() if isinstance(part, UnfusedExperts)]
     if config.sequential and modules and any(is_expert_name(name, modules) for block in layers for name in block):
         raise InvalidConfigError(
-            f"{model} is a mixture of experts, and sequential compression (preset best) does not know which tokens an "
-            "expert gets after earlier layers are compressed; take preset fast, set sequential to false, or ignore "
-            "'*.experts.*'"
+            f"{model} is a mixture of experts, and sequential compression (presets best and max) does not know "
+            "which tokens an expert gets after earlier layers are compressed; take preset fast, set sequential to "
+            "false, or ignore '*.experts.*'"
         )
 
 

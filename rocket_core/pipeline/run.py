@@ -27,6 +27,7 @@ from rocket_core.pipeline.profile_reuse import RunProfileCache
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.report_builder import (
     allocation_report,
+    block_reports,
     calibration_report,
     layer_reports,
     model_profile,
@@ -349,7 +350,8 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
             SequentialCompression(run, prepared.calibration, work, units, sizes, monitor).complete()
         else:
             compress_layers(run, prepared.calibration, work, units, sizes, monitor)
-    layers = layer_reports(allocation, decided, selected, work)
+    refined = work.refined_blocks()
+    layers = layer_reports(allocation, decided, selected, work, refined)
     with monitor.stage("exporting"):
         by_name = {layer.name: layer for layer in layers}
         folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
@@ -372,6 +374,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         layers=layers,
         tables=tuple(layer.name for layer in decided[len(profile.layers) :]),
         skipped=run.skipped | skipped,
+        refinement=block_reports(run, refined),
         evaluation=evaluation,
         speed=speed,
     )
