@@ -265,7 +265,8 @@ def _open_run(
         costs.include(download)
     requested = {"evaluating": config.evaluate is not None, "benchmarking": config.benchmark}
     left_out = [stage for stage in STAGES if not requested.get(stage, True)]
-    monitor = Monitor(callbacks, costs, left_out=left_out, compresses=config.target is not None)
+    compresses = config.target is not None
+    monitor = Monitor(callbacks, costs, left_out=left_out, compresses=compresses, refines=config.refine)
     with resource_errors(output), _release_work_folder(work, monitor):
         yield work, monitor
 

@@ -14,9 +14,9 @@ from rocket_core.refinement.learnt_codes import LearntCodes, shorten
 STEPS = 120
 """Gradient steps for each block, whatever its size; each takes one batch."""
 
-# Size of a step at first, for numbers as a part of their root mean square, and for codes in units of their scale. Half
-# of it, on average, as it falls along a cosine.
-_NUMBERS_STEP = 0.03
+# Largest step: for numbers as a part of their root mean square, times the block's relative error, which is about what
+# they have to change by; for codes in units of their scale.
+_NUMBERS_STEP = 0.06
 _CODES_STEP = 0.02
 _WARM_UP = 10
 _DECAYS = (0.9, 0.99)
@@ -53,9 +53,10 @@ class BlockErrors:
 class BlockTuning:
     """Training of a block towards given outputs.
 
-    Adam on one batch at a time, in float32: on numbers in proportion to their tensor's root mean square, and on the
-    positions of learnt codes in units of their scale, so that nothing has to be tuned for a model. Entropy-coded layers
-    pay for their bits at one price, which grows while they take more together than at first, and falls while fewer.
+    Adam on one batch at a time, in float32: on numbers in proportion to their tensor's root mean square and to the
+    error of the block, and on the positions of learnt codes in units of their scale, so that nothing has to be tuned for a
+    model. Entropy-coded layers pay for their bits at one price, which grows while they take more together than at
+    first, and falls while fewer.
 
     Args:
         block: the block, opened for training.
@@ -91,7 +92,7 @@ class BlockTuning:
         Returns:
             The errors on the held-out batches, as the block is stored.
         """
-        optimizer = torch.optim.Adam(self._groups(), betas=_DECAYS)
+        optimizer = torch.optim.Adam(self._groups(self._relative_error()), betas=_DECAYS)
         before, best = self._test()
         errors = BlockErrors(before=before, after=before)
         if before == 0:
@@ -150,12 +151,23 @@ class BlockTuning:
             layer.position.copy_(position)
             layer.shortened = shortened
 
-    def _groups(self) -> list[dict[str, Any]]:
+    @torch.no_grad()
+    def _relative_error(self) -> float:
+        """Return the root of the part of a coordinate's variance that the block errs by: the median over coordinates.
+
+        A few coordinates of hidden states may be larger than all others together.
+        """
+        targets = torch.cat([self._targets[batch].float().flatten(0, -2) for batch in self._held_out])
+        outputs = torch.cat([self._predict(batch).flatten(0, -2) for batch in self._held_out])
+        variance = targets.var(dim=0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
+        return min(1.0, float(((outputs - targets).square().mean(dim=0) / variance).median().sqrt()))
+
+    def _groups(self, relative_error: float) -> list[dict[str, Any]]:
         """Return the parameters with their largest steps."""
         groups: list[dict[str, Any]] = []
         for number, _ in self._numbers:
             size = float(number.detach().square().mean().sqrt())
-            groups.append({"params": [number], "largest": _NUMBERS_STEP * max(size, _LEAST_SIZE)})
+            groups.append({"params": [number], "largest": _NUMBERS_STEP * relative_error * max(size, _LEAST_SIZE)})
         if self._codes:
             groups.append({"params": [layer.position for layer in self._codes], "largest": _CODES_STEP})
         return groups
