@@ -108,7 +108,7 @@ class LearntCodes(nn.Module):
 def shorten(layers: Sequence[LearntCodes]) -> None:
     """Shorten as few codes as needed for the entropy-coded layers to take no more bytes together than at first.
 
-    Those whose positions are nearest to a shorter code are first. Positions that are trained for long lie close to the
+    Those whose positions are nearest to a shorter code are first. Positions that are trained for long are close to the
     borders between codes; many of them at once would be a large change.
     """
     coded = [layer for layer in layers if layer.entropy_coded]

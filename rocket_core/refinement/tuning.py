@@ -54,8 +54,8 @@ class BlockTuning:
     """Training of a block towards given outputs.
 
     Adam on one batch at a time, in float32: on numbers in proportion to their tensor's root mean square and to the
-    error of the block, and on the positions of learnt codes in units of their scale, so that nothing has to be tuned for a
-    model. Entropy-coded layers pay for their bits at one price, which grows while they take more together than at
+    error of the block, and on the positions of learnt codes in units of their scale, so that nothing has to be tuned
+    for a model. Entropy-coded layers pay for their bits at one price, which grows while they take more together than at
     first, and falls while fewer.
 
     Args:
