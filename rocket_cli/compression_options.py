@@ -28,6 +28,7 @@ class CompressionOptions:
     code_bits: options.CodeBits = None
     group_size: options.GroupSize = None
     value_bits: options.ValueBits = None
+    refine: options.Refine = None
     calibrate_all_experts: options.CalibrateAllExperts = None
     objective: options.Objective = None
     budget: options.Budget = None
@@ -86,6 +87,7 @@ class CompressionOptions:
                 "code_bits": self.code_bits,
                 "group_size": self.group_size,
                 "value_bits": self.value_bits,
+                "refine": self.refine,
                 "calibrate_all_experts": self.calibrate_all_experts,
                 "objective": self.objective,
                 "budget": self.budget,

@@ -144,8 +144,8 @@ Preset = Annotated[
     config.Preset | None,
     typer.Option(
         metavar="NAME",
-        help="Named settings: paper (exactly the paper's algorithm), fast (takes twice as long), or best (at least "
-        "three times as long). Explicit options take precedence.",
+        help="Named settings: paper (exactly the paper's algorithm), fast (takes twice as long), best (at least "
+        "three times as long), or max (best with --refine). Explicit options take precedence.",
         show_default=config.DEFAULT_PRESET,
     ),
 ]
@@ -195,6 +195,16 @@ ValueBits = Annotated[
         metavar="N",
         help="With --ratio of parameters: bits of each number that is kept, 16, 8 or 4; 8 and 4 round afterwards.",
         show_default="16",
+        rich_help_panel=_METHOD,
+    ),
+]
+Refine = Annotated[
+    bool | None,
+    typer.Option(
+        "--refine/--no-refine",
+        help="Tune each block after its layers are compressed, codes included, towards the dense block's output: takes "
+        "two to four times as long, at the same size. For --preset best; max has it.",
+        show_default="the preset's",
         rich_help_panel=_METHOD,
     ),
 ]

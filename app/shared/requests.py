@@ -278,7 +278,13 @@ class JobRequest(_Stored):
         newer["options"] = {
             name for name in ("code_bits", "group_size", "include") if getattr(self.options, name) is None
         }
-        later = {"storage": "file", "engine": "rocket", "value_bits": 16, "calibrate_all_experts": False}
+        later = {
+            "storage": "file",
+            "engine": "rocket",
+            "value_bits": 16,
+            "calibrate_all_experts": False,
+            "refine": False,
+        }
         for name, default in later.items():
             if getattr(self.options, name) == default:
                 newer["options"].add(name)

@@ -27,6 +27,12 @@ TOKENS_PER_BATCH = 8192
 TOKENS_PER_BATCH_ON_CPU = 2048
 
 _FLOAT64 = 8
+_FLOAT32 = 4
+# Numbers of a block that refinement holds for each of its weights: the copy that is trained, its gradient and two
+# moments, scales of codes, three states between which it chooses, and one while the optimizer computes.
+_REFINED_COPIES = 9
+# Numbers per token and hidden unit that a backward pass of a block reads.
+_KEPT_FOR_GRADIENTS = 30
 # eigh holds its input, the vectors and two workspaces of the same size.
 _EIGH_COPIES = 4
 # Python, torch and allocator overhead in addition to the tensors that are counted.
@@ -142,10 +148,10 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     Memory is the sum of the calibration inputs, the hidden states of all samples, and the largest of: the embeddings
     (twice, while they are read); one block's weights and Gram matrices with either the activations of one batch or the
     memory needed to solve the largest layer. Sequential compression holds the hidden states of two models and as many
-    outputs of parts of their blocks, two copies of a block, and two Gram matrices at a time. Where
-    embedding and head may be quantized, everything outside the blocks counts as theirs. Disk is the sum of the
-    cached statistics (or of the hidden states that sensitivities are measured on, which precede them, if larger), of
-    the factors, and of the artifacts.
+    outputs of parts of their blocks, two copies of a block, and two Gram matrices at a time; refinement then several
+    more copies of a block, and what a backward pass of it reads. Where embedding and head may be quantized, everything
+    outside the blocks counts as theirs. Disk is the sum of the cached statistics (or of the hidden states that
+    sensitivities are measured on, which precede them, if larger), of the factors, and of the artifacts.
 
     Args:
         model: the model's sizes; at least one selected layer.
@@ -164,6 +170,9 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     if work.config.sequential:
         sums = 2 * max(d_in for d_in, _ in shapes) ** 2 * _FLOAT64
         working = max(working, 2 * block + sums + max(solver, 2 * activations) + 6 * hidden)
+    if work.config.refine:
+        tuned = _REFINED_COPIES * max(model.block_parameters) + _KEPT_FOR_GRADIENTS * batch * model.hidden_size
+        working = max(working, 2 * block + tuned * _FLOAT32 + 6 * hidden)
     inputs = work.windows * work.input_bytes
     memory = max(2 * prelude * model.compute_itemsize + 2 * hidden, working) + inputs + _HEADROOM
     disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, _least_ratio(work.config.target))

@@ -26,14 +26,18 @@ def pack_codes(rounded: RoundedWeight) -> dict[str, Tensor]:
     """
     code_format = rounded.scales.format
     codes = rounded.codes.T.reshape(-1)
-    scales = rounded.scales.codes.T.reshape(-1)
-    half = code_format.scale_bits == _HALF
     return {
         "weight": encode_codes(codes).to(codes.device)
         if rounded.entropy_coded
         else pack_integers(codes.view(torch.uint8) + 2 ** (code_format.bits - 1), code_format.bits),
-        "weight_scale": scales.clone().view(torch.uint8) if half else pack_integers(scales, code_format.scale_bits),
+        "weight_scale": pack_scales(rounded.scales),
     }
+
+
+def pack_scales(scales: Scales) -> UInt8[Tensor, " scale_bytes"]:
+    """Return the tensor of a layer's scales; see `pack_codes`."""
+    codes, bits = scales.codes.T.reshape(-1), scales.format.scale_bits
+    return codes.clone().view(torch.uint8) if bits == _HALF else pack_integers(codes, bits)
 
 
 def unpack_codes(

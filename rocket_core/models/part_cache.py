@@ -44,6 +44,11 @@ class FinishedParts:
                 stack.enter_context(_replaced_forward(part, forward))
             yield
 
+    def clear(self) -> None:
+        """Remove all outputs: weights have changed."""
+        self._cached.clear()
+        self._room.clear()
+
     def reached(self) -> None:
         """Stop caching: the pass has reached the layer after which weights may still change."""
         self._open = False

@@ -177,12 +177,19 @@ def loaded_surroundings(run: Run, *, head: bool) -> Iterator[PreTrainedModel]:
 
 
 def split_inputs(
-    run: Run, inputs: CalibrationInputs, positions_per_batch: int | None = None
+    run: Run, inputs: CalibrationInputs, positions_per_batch: int | None = None, *, least_batches: int = 1
 ) -> Iterator[dict[str, Tensor]]:
-    """Return calibration inputs on the device, in batches of limited positions; a sample is never split."""
+    """Return calibration inputs on the device, in batches of limited positions; a sample is never split.
+
+    Args:
+        run: the run.
+        inputs: the samples.
+        positions_per_batch: limit; None for what suits the device.
+        least_batches: number of batches to make, if there are as many samples.
+    """
     if positions_per_batch is None:
         positions_per_batch = TOKENS_PER_BATCH_ON_CPU if run.device.type == "cpu" else TOKENS_PER_BATCH
-    size = max(1, positions_per_batch // run.positions)
+    size = max(1, min(positions_per_batch // run.positions, len(inputs) // least_batches))
     return inputs.batches(size, run.device, run.compute_dtype)
 
 

@@ -246,9 +246,9 @@ def _check_sequential(
     modules = unfused_modules(architecture.model)
     if config.sequential and modules and any(is_expert_name(name, modules) for block in layers for name in block):
         raise InvalidConfigError(
-            f"{model} is a mixture of experts, and sequential compression (preset best) does not know which tokens an "
-            "expert gets after earlier layers are compressed; take preset fast, set sequential to false, or ignore "
-            "'*.experts.*'"
+            f"{model} is a mixture of experts, and sequential compression (presets best and max) does not know "
+            "which tokens an expert gets after earlier layers are compressed; take preset fast, set sequential to "
+            "false, or ignore '*.experts.*'"
         )
 
 

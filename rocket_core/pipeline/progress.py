@@ -27,6 +27,8 @@ _SHARES: dict[Stage, float] = {
     # Only if a benchmark is requested; the same.
     "benchmarking": 0.15,
 }
+# Times that the share of factorizing grows if blocks are refined.
+_REFINED_SHARE = 5.0
 _AFTER_PROFILING = frozenset(STAGES[STAGES.index("calibrating") + 1 :])
 
 
@@ -67,6 +69,7 @@ class Monitor:
         costs: costs to which stages are charged; also available as `costs`.
         left_out: stages that the run does not have, except for those after profiling.
         compresses: whether the run continues after profiling.
+        refines: whether blocks are refined.
     """
 
     def __init__(
@@ -76,9 +79,12 @@ class Monitor:
         *,
         left_out: Collection[Stage] = ("evaluating", "benchmarking"),
         compresses: bool = True,
+        refines: bool = False,
     ) -> None:
         skipped = {*left_out} if compresses else {*left_out, *_AFTER_PROFILING}
         played = {stage: share for stage, share in _SHARES.items() if stage not in skipped}
+        if refines and compresses:
+            played["factorizing"] *= _REFINED_SHARE
         total = sum(played.values())
         self._shares = {stage: share / total for stage, share in played.items()}
         self._callbacks = callbacks

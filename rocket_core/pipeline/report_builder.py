@@ -15,11 +15,13 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.format_groups import format_groups
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.profile import Profiled, objective_of
-from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.pipeline.state.work_folder import RefinedBlock, RunIdentity, WorkFolder
 from rocket_core.report.schema import (
     AllocationReport,
+    BlockReport,
     CalibrationReport,
     ExportReport,
+    LayerOutcome,
     LayerReport,
     TotalsReport,
     layer_report,
@@ -106,6 +108,7 @@ def layer_reports(
     decided: Sequence[LayerProfile],
     selected: Sequence[tuple[LayerProfile, Candidate]],
     work: WorkFolder,
+    refined: Mapping[int, RefinedBlock],
 ) -> tuple[LayerReport, ...]:
     """Return the reports on all layers.
 
@@ -114,13 +117,33 @@ def layer_reports(
         decided: profiles of the layers that it decided about.
         selected: every layer with its candidate.
         work: work folder with the outcomes.
+        refined: refined blocks by index.
     """
     frontiers: Mapping[str, tuple[FrontierPoint, ...]] = {}
     if len(decided) <= _MAX_FRONTIERS:
         frontiers = layer_frontiers(decided, allocation.objective, allocation.budget_unit)
+    stored = {name: size for block in refined.values() for name, size in block.stored_bytes.items()}
     return tuple(
-        layer_report(layer, candidate, work.outcome(layer.name), frontiers.get(layer.name, ()))
+        layer_report(layer, candidate, _outcome(work, layer.name, stored), frontiers.get(layer.name, ()))
         for layer, candidate in selected
+    )
+
+
+def _outcome(work: WorkFolder, layer: str, stored_bytes: Mapping[str, int]) -> LayerOutcome | None:
+    """Return the outcome of a layer, with its bytes after refinement if it was refined."""
+    outcome = work.outcome(layer)
+    if outcome is None or layer not in stored_bytes:
+        return outcome
+    return outcome.model_copy(update={"stored_bytes": stored_bytes[layer]})
+
+
+def block_reports(run: Run, refined: Mapping[int, RefinedBlock]) -> tuple[BlockReport, ...]:
+    """Return the reports on refined blocks, in model order."""
+    return tuple(
+        BlockReport(
+            name=run.architecture.block_name(index), error_before=record.error_before, error_after=record.error_after
+        )
+        for index, record in refined.items()
     )
 
 

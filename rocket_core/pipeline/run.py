@@ -28,6 +28,7 @@ from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.progress_bar import shown_progress
 from rocket_core.pipeline.report_builder import (
     allocation_report,
+    block_reports,
     calibration_report,
     layer_reports,
     model_profile,
@@ -273,7 +274,8 @@ def _open_run(
         costs.include(download)
     requested = {"evaluating": config.evaluate is not None, "benchmarking": config.benchmark}
     left_out = [stage for stage in STAGES if not requested.get(stage, True)]
-    monitor = Monitor(callbacks, costs, left_out=left_out, compresses=config.target is not None)
+    compresses = config.target is not None
+    monitor = Monitor(callbacks, costs, left_out=left_out, compresses=compresses, refines=config.refine)
     with resource_errors(output), _release_work_folder(work, monitor):
         yield work, monitor
 
@@ -358,7 +360,8 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
             SequentialCompression(run, prepared.calibration, work, units, sizes, monitor).complete()
         else:
             compress_layers(run, prepared.calibration, work, units, sizes, monitor)
-    layers = layer_reports(allocation, decided, selected, work)
+    refined = work.refined_blocks()
+    layers = layer_reports(allocation, decided, selected, work, refined)
     with monitor.stage("exporting"):
         by_name = {layer.name: layer for layer in layers}
         folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
@@ -381,6 +384,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         layers=layers,
         tables=tuple(layer.name for layer in decided[len(profile.layers) :]),
         skipped=run.skipped | skipped,
+        refinement=block_reports(run, refined),
         evaluation=evaluation,
         speed=speed,
     )

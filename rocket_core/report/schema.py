@@ -102,6 +102,17 @@ class LayerOutcome(FrozenModel):
     """
 
 
+class BlockReport(FrozenModel):
+    """A block that was refined."""
+
+    name: str
+    """name of the block in the model."""
+    error_before: float
+    """mean squared difference to the dense block's output per token, on calibration samples that are held out."""
+    error_after: float
+    """the same after refinement; never larger."""
+
+
 class LayerReport(FrozenModel):
     """One layer: how it is stored and what that costs."""
 
@@ -249,6 +260,10 @@ class CompressionReport(FrozenModel):
     """token embedding and head, if the target could be met by quantizing them; they are the last of `layers`."""
     skipped: Annotated[dict[str, str], Field(default_factory=dict)]
     """layers that were left alone, with the reason."""
+    refinement: tuple[BlockReport, ...] = ()
+    """blocks that were refined, in model order; errors of `layers` are those before it. Empty without `refine`, and in
+    reports from before this field existed.
+    """
     evaluation: EvaluationReport | None = None
     """quality before and after; None if none was requested, and in reports from before this field existed."""
     speed: SpeedReport | None = None

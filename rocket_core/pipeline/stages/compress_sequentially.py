@@ -8,7 +8,7 @@ them.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -37,10 +37,14 @@ from rocket_core.pipeline.stages.compress import (
     save,
     with_rounded_values,
 )
-from rocket_core.pipeline.stages.stored_weight import read_dense_weight
+from rocket_core.pipeline.stages.refine import REFINED_BATCHES, CompressedBlock, Refinement
+from rocket_core.pipeline.stages.stored_weight import install_weight
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.process_memory import return_freed_memory
+
+# Cost of refining a block, in units of that of compressing its layers; only the progress bar depends on it.
+_REFINEMENT_COST = 2.0
 
 _Streams = tuple[Activations, Activations]
 
@@ -78,25 +82,34 @@ class _Side:
         index: index of the block in the model.
         states: the stream.
         layers: the block's layers by name.
+
+    Attributes:
+        block: the block.
+        states: the stream.
+        layers: the block's layers by name.
     """
 
     def __init__(self, block: nn.Module, index: int, states: Activations, layers: Mapping[str, nn.Module]) -> None:
-        self._block = block
+        self.block = block
+        self.states = states
         self._index = index
-        self._states = states
         self.layers = layers
         within = {id(module): name for name, module in block.named_modules()}
         self._finished = FinishedParts(block, [within[id(layer)] for layer in layers.values()])
 
+    def forget(self) -> None:
+        """Remove what is cached of the block, because its weights have changed."""
+        self._finished.clear()
+
     @property
     def batches(self) -> int:
         """Number of batches."""
-        return len(self._states.hidden)
+        return len(self.states.hidden)
 
     def step(self, batch: int) -> None:
         """Pass a batch through the block, and keep the result."""
-        with self._finished.passing(batch, self._states.hidden[batch]):
-            self._states.step(self._block, self._index, batch)
+        with self._finished.passing(batch, self.states.hidden[batch]):
+            self.states.step(self.block, self._index, batch)
 
     def inputs(
         self, name: str, batch: int, *, stop_at_first: bool, for_good: bool = False
@@ -120,11 +133,11 @@ class _Side:
 
         handle = self.layers[name].register_forward_pre_hook(note, with_kwargs=True)
         try:
-            with self._finished.passing(batch, self._states.hidden[batch]), suppress(_InputReachedError):
+            with self._finished.passing(batch, self.states.hidden[batch]), suppress(_InputReachedError):
                 if for_good:
-                    self._states.step(self._block, self._index, batch)
+                    self.states.step(self.block, self._index, batch)
                 else:
-                    self._states.run(self._block, self._index, batch)
+                    self.states.run(self.block, self._index, batch)
         finally:
             handle.remove()
         return rows
@@ -161,7 +174,9 @@ class SequentialCompression:
         self._units = units
         self._sizes = sizes
         self._monitor = monitor
+        self._refinement = Refinement(run, work) if run.config.refine else None
         self._done = 0
+        self._refined = 0.0
 
     def complete(self) -> None:
         """Compress all units.
@@ -170,11 +185,13 @@ class SequentialCompression:
             IllConditionedGramError: a Gram matrix cannot be factorized.
             CompressionCancelledError: the caller has cancelled the run.
         """
-        if all(is_finished(self._work, unit) for unit in self._units):
+        compressed = [index for index, names in enumerate(self._run.layers) if self._units_in(names)]
+        refined = self._refinement is None or all(self._refinement.is_finished(index) for index in compressed)
+        if refined and all(is_finished(self._work, unit) for unit in self._units):
             return
         lists = self._run.architecture.lists
         # Nothing after the last layer to compress needs to be run.
-        last = max(index for index, names in enumerate(self._run.layers) if self._units_in(names))
+        last = max(compressed)
         streams = self._begin()
         for position, blocks in enumerate(lists):
             if blocks.first > last:
@@ -188,13 +205,14 @@ class SequentialCompression:
         """Return both streams at the first block of the model's first list, or of the list after the given one."""
         run = self._run
         if passed is None:
-            dense = begin_walk(run, split_inputs(run, self._inputs))
+            dense = begin_walk(run, self._batches())
             return dense, replace(dense, hidden=list(dense.hidden))
         blocks, before = passed
-        dense, compressed = (
-            begin_walk(run, split_inputs(run, self._inputs), passed=(blocks, stream)) for stream in before
-        )
+        dense, compressed = (begin_walk(run, self._batches(), passed=(blocks, stream)) for stream in before)
         return dense, compressed
+
+    def _batches(self) -> Iterator[dict[str, torch.Tensor]]:
+        return split_inputs(self._run, self._inputs, least_batches=1 if self._refinement is None else REFINED_BATCHES)
 
     def _pass_block(self, index: int, streams: _Streams, *, onwards: bool) -> None:
         run = self._run
@@ -206,11 +224,16 @@ class SequentialCompression:
                 for module, states in zip((block, copy.deepcopy(block)), streams, strict=True)
             )
             dense, compressed = sides
-            passed = self._compress_block(index, dense, compressed, onwards=onwards)
+            units = self._units_in(names)
+            refines = self._refinement is not None and bool(units)
+            passed = self._compress_block(index, units, dense, compressed, onwards=onwards or refines)
+            for batch in range(dense.batches if (onwards or refines) and not passed else 0):
+                self._monitor.pulse()
+                dense.step(batch)
+            if refines:
+                self._refine_block(index, units, dense, compressed)
             for batch in range(dense.batches if onwards else 0):
                 self._monitor.pulse()
-                if not passed:
-                    dense.step(batch)
                 compressed.step(batch)
         del sides, dense, compressed
         return_freed_memory()
@@ -218,9 +241,32 @@ class SequentialCompression:
     def _units_in(self, names: Sequence[str]) -> list[CompressionUnit]:
         return [unit for unit in self._units if unit.names[0] in names]
 
-    def _compress_block(self, index: int, dense: _Side, compressed: _Side, *, onwards: bool) -> bool:
+    def _share(self, more: int = 0) -> float:
+        """Return the completed part of the work, once some more units are compressed."""
+        weight = 0.0 if self._refinement is None else _REFINEMENT_COST
+        return (self._done + more + weight * self._refined) / ((1 + weight) * len(self._units))
+
+    def _refine_block(self, index: int, units: Sequence[CompressionUnit], dense: _Side, compressed: _Side) -> None:
+        """Refine a block that is compressed; the dense stream has passed it."""
+        assert self._refinement is not None
+        block = CompressedBlock(index=index, module=compressed.block, dense=dense.block, units=units)
+        finished = self._refinement.is_finished(index)
+        before = self._refined
+
+        def note(part: float) -> None:
+            self._refined = before + part * len(units)
+            self._monitor.step(self._share(), units[0].names[0])
+
+        self._refinement.refine(block, compressed.states, dense.states.hidden, note)
+        self._refined = before + len(units)
+        if finished:
+            self._monitor.skip_to(self._share())
+        compressed.forget()
+
+    def _compress_block(
+        self, index: int, units: Sequence[CompressionUnit], dense: _Side, compressed: _Side, *, onwards: bool
+    ) -> bool:
         """Compress the units of a block; return whether the dense stream has reached the next block in the process."""
-        units = self._units_in(self._run.layers[index])
         if not units:
             return False
         record = self._work.block(index)
@@ -234,11 +280,11 @@ class SequentialCompression:
                 for unit in found:
                     self._compress_unit(unit, dense.layers, sums)
             else:
-                self._monitor.skip_to((self._done + len(found)) / len(self._units))
+                self._monitor.skip_to(self._share(len(found)))
             self._done += len(found)
             for unit in found:
                 for name in unit.names:
-                    self._install(name, compressed.layers[name], unit)
+                    install_weight(self._run, self._work, unit, name, compressed.layers[name])
         return passed
 
     def _sums(self, name: str, dense: _Side, compressed: _Side, *, for_good: bool) -> _CrossSums:
@@ -257,7 +303,7 @@ class SequentialCompression:
     def _compress_unit(self, unit: CompressionUnit, dense: Mapping[str, nn.Module], sums: _CrossSums) -> None:
         if is_finished(self._work, unit):
             return
-        self._monitor.step(self._done / len(self._units), unit.names[0])
+        self._monitor.step(self._share(), unit.names[0])
         run = self._run
         weight = torch.cat([oriented_weight(dense[name]) for name in unit.names], dim=1).double()
         target = halfway_target(weight, sums.gram, sums.cross, tokens=sums.tokens, shrinkage=run.config.shrinkage)
@@ -270,18 +316,6 @@ class SequentialCompression:
             result = with_rounded_values(run, unit, problem, result)
         energies = torch.cat([self._work.output_energies(name) for name in unit.names]).to(run.device)
         save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums, energies))
-
-    def _install(self, name: str, twin: nn.Module, unit: CompressionUnit) -> None:
-        """Copy the stored weight of a layer into the compressed copy of the model."""
-        weight = read_dense_weight(
-            self._work,
-            name,
-            self._run.architecture.shape(name),
-            rank=unit.candidates[unit.names.index(name)].rank,
-            dictionary_owner=unit.names[0],
-            dtype=self._run.dtype,
-        )
-        oriented_weight(twin).copy_(weight.T)
 
 
 def cross_target(

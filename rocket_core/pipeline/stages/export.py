@@ -25,7 +25,13 @@ from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, write_mode
 from rocket_core.layers import LayerEntry, quantization_config
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages.stored_weight import read_codes, read_dense_weight, stored_blocks, stored_tensors
+from rocket_core.pipeline.stages.stored_weight import (
+    read_codes,
+    read_dense_weight,
+    refined_entries,
+    stored_blocks,
+    stored_tensors,
+)
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
 from rocket_core.report.schema import LayerReport
@@ -79,6 +85,7 @@ def _plans(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, 
     """Yield the tensors of an artifact, given the layers that are not dense by their names in its files."""
     split = kind == "factored"
     entries = run.artifact_entries(layer.name for layer in stored.values()) if split else run.checkpoint.entries
+    refined = refined_entries(work)
     for key, entry in entries.items():
         layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
         parts = {} if split else run.loader.parts(key)
@@ -90,7 +97,7 @@ def _plans(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, 
         elif experts:
             yield _plan_experts(run, work, entry, experts)
         else:
-            yield plan_untouched(run, entry)
+            yield plan_untouched(run, refined.get(key, entry))
 
 
 def stored_bytes(folder: Path) -> int:
@@ -111,7 +118,9 @@ def _write_gguf(run: Run, work: WorkFolder, folder: Path, stored: Mapping[str, L
     kinds = run.config.export
     begin = kinds.index("gguf")
     sources = []
-    for key, entry in run.split_entries().items():
+    refined = refined_entries(work)
+    for key, untouched in run.split_entries().items():
+        entry = refined.get(key, untouched)
         layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
         blocks = None if layer is None else stored_blocks(work, layer.name)
         storage, read = (gguf_storage(run.dtype), entry.read) if blocks is None else (blocks[0], blocks[1].read)

@@ -2,13 +2,16 @@
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from rocket_core.checkpoint import TensorEntry
 from rocket_core.exports.gguf_blocks import unpack_blocks
 from rocket_core.gguf_types import BLOCK_TYPES, BlockType
 from rocket_core.layers import LayerEntry, check_codes, compose_weight, entry_codes, unpack_codes, unpack_coefficients
 from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.models.architecture import oriented_weight
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder
 
 
@@ -17,6 +20,15 @@ def stored_tensors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
     entries = work.factors(name)
     assert entries is not None, name
     return entries
+
+
+def refined_entries(work: WorkFolder) -> dict[str, TensorEntry]:
+    """Return the locations of the norms and biases of refined blocks, by the key in the checkpoint that they keep."""
+    found: dict[str, TensorEntry] = {}
+    for index, record in work.refined_blocks().items():
+        tensors = work.refined_tensors(index)
+        found |= {key: tensors[key] for key in record.vectors.values()}
+    return found
 
 
 def block_key(block_type: BlockType) -> str:
@@ -101,6 +113,19 @@ def read_dense_weight(
     exponent = owner_codes.dictionary_exponent
     atoms = _decoded(tensors, "weight_u", (rank, d_in), owner_codes, exponent, name, dtype)
     return compose_weight(atoms, coefficients, dtype)
+
+
+def install_weight(run: Run, work: WorkFolder, unit: CompressionUnit, name: str, module: nn.Module) -> None:
+    """Copy the stored weight of a layer, which is in a unit, into a stock layer."""
+    weight = read_dense_weight(
+        work,
+        name,
+        run.architecture.shape(name),
+        rank=unit.candidates[unit.names.index(name)].rank,
+        dictionary_owner=unit.names[0],
+        dtype=run.dtype,
+    )
+    oriented_weight(module).copy_(weight.T)
 
 
 def _decoded(

@@ -69,6 +69,21 @@ class BlockRecord(FrozenModel):
     """layers left alone, with the reason."""
 
 
+class RefinedBlock(FrozenModel):
+    """A refined block, whose tensors are stored before this record."""
+
+    codes: dict[str, LayerEntry]
+    """how the codes of its layers are stored, as `WorkFolder.codes`."""
+    stored_bytes: dict[str, int]
+    """bytes of each refined layer, as in its outcome; entropy-coded layers of a block may exchange some."""
+    vectors: dict[str, str]
+    """its norms and biases, with the key of each in the checkpoint, under which its tensor is stored."""
+    error_before: float
+    """mean squared difference to the dense block's output per token, on calibration samples that are held out."""
+    error_after: float
+    """the same after refinement."""
+
+
 class EvaluationRecord(FrozenModel):
     """A finished evaluation, with what identifies it."""
 
@@ -131,7 +146,17 @@ class WorkFolder:
             for remains in self.path.iterdir():
                 if remains.name != _LOCK_NAME:
                     shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
-        for folder in ("sensitivities", "energies", "blocks", "profiles", "bases", "grams", "factors", "outcomes"):
+        for folder in (
+            "sensitivities",
+            "energies",
+            "blocks",
+            "profiles",
+            "bases",
+            "grams",
+            "factors",
+            "refined",
+            "outcomes",
+        ):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         write_model(self._identity_file, identity)
         if not self._inputs_file.is_file():
@@ -308,6 +333,25 @@ class WorkFolder:
         if codes is not None:
             write_model(self.path / "factors" / f"{layer}.json", codes)
         write_tensors(self.path / "factors" / f"{layer}.safetensors", tensors)
+
+    def refined(self, index: int) -> RefinedBlock | None:
+        """Return the record of a refined block; None if it is not refined."""
+        file = self.path / "refined" / f"{index:05}.json"
+        return read_model(file, RefinedBlock) if file.is_file() else None
+
+    def refined_blocks(self) -> dict[int, RefinedBlock]:
+        """Return the records of all refined blocks by index, in order."""
+        files = sorted((self.path / "refined").glob("*.json"))
+        return {int(file.stem): read_model(file, RefinedBlock) for file in files}
+
+    def refined_tensors(self, index: int) -> dict[str, TensorEntry]:
+        """Return the locations of a refined block's tensors: those of its layers, and of its norms and biases."""
+        return tensor_entries(self.path / "refined" / f"{index:05}.safetensors")
+
+    def save_refined(self, index: int, tensors: Mapping[str, torch.Tensor], record: RefinedBlock) -> None:
+        """Store the tensors of a block, and its record, which marks it as refined."""
+        write_tensors(self.path / "refined" / f"{index:05}.safetensors", tensors)
+        write_model(self.path / "refined" / f"{index:05}.json", record)
 
     def outcome(self, layer: str) -> LayerOutcome | None:
         """Return the outcome of a compressed layer; None if it is not finished."""

@@ -132,6 +132,7 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
             "engine",
             "group_size",
             "include",
+            "refine",
             "storage",
             "value_bits",
         },

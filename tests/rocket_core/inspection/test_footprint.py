@@ -1,6 +1,7 @@
 """Footprint of a model from its headers, compared with the model itself."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,6 +87,7 @@ SETTINGS = [
     {"preset": "paper"},
     {"preset": "fast"},
     {"preset": "best"},
+    {"preset": "max"},
     {"sequential": True},
     {"kinds": ("sparse",)},
     {"method": "svd-llm", "sequential": True},
@@ -111,6 +113,17 @@ def test_sequential_compression_counts_two_hidden_streams(saved):
     hidden = 100_000 * 32 * model.hidden_size * model.itemsize
     assert told[True].memory_bytes - told[False].memory_bytes >= 4 * hidden
     assert told[True].disk_bytes < told[False].disk_bytes
+
+
+def test_refinement_counts_what_is_trained(saved):
+    _, model = seen(saved("llama"))
+    told = {}
+    for preset in ("best", "max"):
+        config = compression_config(ratio=0.3, preset=preset, kinds=("low_rank",))
+        big = replace(model, block_parameters=(10**9,))
+        told[preset] = estimate_footprint(big, Workload(config=config, windows=8, sequence_length=32)).memory_bytes
+    # Weights, gradients and two moments in float32 are the least.
+    assert told["max"] - told["best"] >= 16 * 10**9
 
 
 def test_the_disk_for_sensitivities_is_counted(saved):

@@ -300,7 +300,7 @@ def test_fingerprints_ignore_fields_added_later_if_unset():
     dumped = request.model_dump_json()
     unset = dict.fromkeys(("queue", "evaluate", "target_bytes", "bits", "code_bits", "group_size", "include"), "null")
     defaults = {"benchmark": "false", "storage": '"file"', "engine": '"rocket"', "value_bits": "16"}
-    defaults["calibrate_all_experts"] = "false"
+    defaults |= {"calibrate_all_experts": "false", "refine": "false"}
     for name, value in {**unset, **defaults}.items():
         assert dumped.count(f',"{name}":{value}') == 1
         dumped = dumped.replace(f',"{name}":{value}', "")
