@@ -36,10 +36,10 @@ class ImageLine:
 
 
 def image_lines(path: Path) -> Iterator[ImageLine]:
-    """Yield the lines of a `.jsonl` file, with images that lie in its folder or below.
+    """Yield the lines of a `.jsonl` file, with images in its folder or below.
 
     Raises:
-        CalibrationError: a line is damaged, or names an image that does not exist or lies elsewhere.
+        CalibrationError: a line is damaged, or names an image that does not exist or is elsewhere.
     """
     folder = path.resolve().parent
     with path.open("rb") as file:

@@ -9,7 +9,7 @@ _TOWERS = frozenset({"vision_tower", "visual", "vision_model", "vision_encoder",
 
 
 def has_tower(config: Mapping[str, object]) -> bool:
-    """Return whether a config.json describes a decoder that reads images through a tower of its own."""
+    """Return whether a config.json describes a decoder that reads images through its own tower."""
     return isinstance(config.get("vision_config"), Mapping) and not config.get("is_encoder_decoder")
 
 

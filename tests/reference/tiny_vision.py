@@ -244,7 +244,7 @@ _SPLIT_PIXELS: dict[str, Any] = _PIXELS | {
     "do_pad": True,
 }
 _QWEN_NAMES = ["<unused>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
-# Of each family: settings of its image processor and of its processor, and the tokens from 259 on.
+# By family: settings of its image processor and of its processor, and the tokens from 259 on.
 _PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "qwen2_vl": (_QWEN_PIXELS, {}, _QWEN_NAMES),
     "qwen2_5_vl": (_QWEN_PIXELS, {}, _QWEN_NAMES),
