@@ -44,7 +44,7 @@ def test_others_have_no_scale(embedding):
     assert embedding_scale(embedding) is None
 
 
-def test_a_stock_embedding_has_its_scale_even_if_others_are_on_meta():
+def test_a_stock_embedding_has_its_scale():
     made = stock_embedding(Gemma3TextScaledWordEmbedding, 4, 3.3)
     assert type(made) is Gemma3TextScaledWordEmbedding
     assert float(made.embed_scale) == pytest.approx(3.3)
