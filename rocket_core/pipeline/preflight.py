@@ -109,15 +109,19 @@ def run_identity(run: Run) -> RunIdentity:
     settings["device"] = run.device.type
     settings["compute_dtype"] = str(run.compute_dtype).removeprefix("torch.")
     settings["calibration"]["sequence_length"] = run.sequence_length
-    path = local_path_of(run.config.calibration.dataset)
-    if path is not None:
-        settings["calibration"]["dataset"] = f"sha256:{_content_hash(path)}"
+    settings["calibration"]["dataset"] = dataset_identity(run.config.calibration.dataset)
     return RunIdentity(
         rocket_version=__version__,
         model=run.source.name,
         revision=run.source.revision(run.checkpoint),
         settings=settings,
     )
+
+
+def dataset_identity(dataset: str) -> str:
+    """Return the name of a data set, or for a local file or folder the hash of its content."""
+    path = local_path_of(dataset)
+    return dataset if path is None else f"sha256:{_content_hash(path)}"
 
 
 def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) -> CalibrationInputs:

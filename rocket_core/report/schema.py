@@ -12,6 +12,7 @@ from rocket_core.config import BudgetUnit, CompressionConfig, InputKind, Objecti
 from rocket_core.engines import ExportKind
 from rocket_core.gguf_types import BlockType
 from rocket_core.report.formatting import kwh_text, percent_text
+from rocket_core.report.healing import HealingReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.speed import SpeedReport
 from rocket_core.schema import FrozenModel
@@ -41,7 +42,7 @@ class StageReport(FrozenModel):
     """Cost of one stage."""
 
     name: str
-    """downloading, preflight, differentiating, calibrating, allocating, factorizing, exporting, evaluating or
+    """downloading, preflight, differentiating, calibrating, allocating, factorizing, healing, exporting, evaluating or
     benchmarking.
     """
     seconds: float
@@ -244,6 +245,10 @@ class CompressionReport(FrozenModel):
     """token embedding and head, if the target could be met by quantizing them; they are the last of `layers`."""
     skipped: Annotated[dict[str, str], Field(default_factory=dict)]
     """layers that were left alone, with the reason."""
+    healing: HealingReport | None = None
+    """how the stored numbers were trained after the compression, and what that changed; errors of layers are those
+    before. None if they were not, and in reports from before this field existed.
+    """
     evaluation: EvaluationReport | None = None
     """quality before and after; None if none was requested, and in reports from before this field existed."""
     speed: SpeedReport | None = None
