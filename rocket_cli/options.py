@@ -1,5 +1,6 @@
 """Arguments and options of the commands, each declared once."""
 
+from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -112,6 +113,28 @@ Bits = Annotated[
 ]
 
 
+def _tokens(given: str | int) -> int:
+    text = str(given)  # defaults are parsed as well
+    digits, factor = (text[:-1], _FACTORS[text[-1]]) if text[-1:] in _FACTORS else (text, 1)
+    try:
+        count = Decimal(digits) * factor
+    except InvalidOperation:
+        count = Decimal(0)
+    if not count.is_finite() or count < 1 or count != count.to_integral_value():
+        raise typer.BadParameter(f"{text!r} is not a number of tokens; use for example 500k, 2M or 1500000")
+    return int(count)
+
+
+_FACTORS = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
+HealingTokens = Annotated[
+    int,
+    typer.Option(
+        "--tokens",
+        metavar="N",
+        parser=_tokens,
+        help="Tokens to read, such as 500k or 2M; text that has fewer is read again.",
+    ),
+]
 Calibration = Annotated[
     str,
     typer.Option(
@@ -292,6 +315,19 @@ Profiles = Annotated[
     ),
 ]
 Table = Annotated[bool, typer.Option("--table", help="Show all layers in the table, however many.")]
+HealedFrom = Annotated[
+    Path,
+    typer.Argument(metavar="ARTIFACT", help="A factored export, or the output folder of `rocket compress`."),
+]
+Original = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="The model that it was made from: a local folder, or a repository on the Hub.",
+        show_default="the repository that its report names",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Write the report, or an error, to stdout as JSON.")]
 
 Text = Annotated[Path, typer.Option(metavar="FILE", help='A .txt file, or a .jsonl file of {"text": ...} documents.')]

@@ -16,6 +16,7 @@ from rocket_cli.progress_view import print_line
 from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationKind
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 from rocket_core.report.headlines import quality_headline
+from rocket_core.report.healing import HealingReport
 from rocket_core.report.quality import EvaluationReport, quality_rows
 from rocket_core.report.run_commands import RunCommand, run_commands
 from rocket_core.report.schema import CompressionReport, ExportReport, LayerReport
@@ -78,6 +79,10 @@ def print_report(
         console.print(line)
     console.print()
     console.print(_size_table(report, output))
+    if report.healing is not None:
+        console.print()
+        for line in _healing_lines(report.healing):
+            console.print(line)
     if report.evaluation is not None:
         console.print()
         console.print(_quality_table(report.evaluation))
@@ -234,6 +239,34 @@ def print_evaluation(result: "EvaluationResult") -> None:
     for row in rows:
         table.add_row(*map(Text, row))
     wide_console().print(table)
+
+
+def print_healing(report: HealingReport, output: Path) -> None:
+    """Write to stdout what healing read and what it changed.
+
+    Args:
+        report: the report.
+        output: the folder that contains the exports, as the user typed it.
+    """
+    console = wide_console()
+    for line in _healing_lines(report):
+        console.print(line)
+    console.print(f"Written to {output}")
+
+
+def _healing_lines(report: HealingReport) -> Iterable[str]:
+    yield (
+        f"Healed on {count_text(report.tokens)} tokens of {report.dataset}: {report.steps:,} steps on "
+        f"{count_text(report.trained_values)} numbers"
+    )
+    yield (
+        f"KL divergence from the original on {report.held_out_windows} held-out "
+        f"{_plural('window', report.held_out_windows)}: {report.divergence_before:.4f} before, "
+        f"{report.divergence_after:.4f} after, nats per token"
+    )
+    turns = report.tokens / (report.windows * report.sequence_length)
+    if turns > 1:
+        yield f"The text has only {report.windows:,} windows, each of which was read {turns:.1f} times"
 
 
 def print_speed(report: SpeedReport) -> None:

@@ -7,7 +7,8 @@
 Calibration Gram matrices, whitening, eigenbasis, importance-weighted column sparsity, closed-form dictionary, layer
 profiles, and one multiple-choice knapsack over all layers. `import rocket_core.hf` lets `transformers` load the result.
 
-Importing this package loads neither torch nor pydantic; `compress` and `profile_model` load what they need when called.
+Importing this package loads neither torch nor pydantic; `compress`, `heal` and `profile_model` load what they need when
+called.
 """
 
 import inspect
@@ -15,9 +16,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rocket_core.config import CalibrationConfig, CompressionConfig, EvaluationConfig, compression_config
+    from rocket_core.config import (
+        CalibrationConfig,
+        CompressionConfig,
+        EvaluationConfig,
+        HealingConfig,
+        compression_config,
+        healing_config,
+    )
     from rocket_core.errors import RocketError
-    from rocket_core.pipeline import compress, profile_model
+    from rocket_core.pipeline import compress, heal, profile_model
 
 __version__ = "0.1.0"
 
@@ -25,10 +33,13 @@ __all__ = [
     "CalibrationConfig",
     "CompressionConfig",
     "EvaluationConfig",
+    "HealingConfig",
     "RocketError",
     "__version__",
     "compress",
     "compression_config",
+    "heal",
+    "healing_config",
     "profile_model",
 ]
 
@@ -36,9 +47,12 @@ _MODULES = {
     "CalibrationConfig": "config",
     "CompressionConfig": "config",
     "EvaluationConfig": "config",
+    "HealingConfig": "config",
     "RocketError": "errors",
     "compress": "pipeline",
     "compression_config": "config",
+    "heal": "pipeline",
+    "healing_config": "config",
     "profile_model": "pipeline",
 }
 

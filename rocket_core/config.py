@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 
@@ -34,12 +34,14 @@ Stage = Literal[
     "calibrating",
     "allocating",
     "factorizing",
+    "healing",
     "exporting",
     "evaluating",
     "benchmarking",
 ]
 """Stages of a run, in order: `downloading` only for a model on the Hub, `differentiating` only with the objective
-`fisher`, `evaluating` and `benchmarking` only if requested. A run that only profiles ends after `calibrating`."""
+`fisher`, `evaluating` and `benchmarking` only if requested. A run that only profiles ends after `calibrating`.
+`healing` is a stage of the training of a finished artifact alone."""
 STAGES: tuple[Stage, ...] = get_args(Stage)
 _STAGE_LABELS: Mapping[str, str] = MappingProxyType(
     {"differentiating": "measuring sensitivity", "calibrating": "profiling", "benchmarking": "measuring speed"}
@@ -136,6 +138,8 @@ MAX_PATTERNS = 256
 MAX_PATTERN_CHARACTERS = 256
 """Limits of `ignore`: matching patterns against layer names takes time proportional to their product."""
 
+_Config = TypeVar("_Config", bound=FrozenModel)
+
 # Inside the output folder, until the artifacts are complete.
 WORK_FOLDER_NAME = ".rocket-work"
 
@@ -158,6 +162,21 @@ class CalibrationConfig(FrozenModel):
     """
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """seed of the choice of samples."""
+
+
+class HealingConfig(FrozenModel):
+    """How an artifact is healed: trained on text towards the predictions of the model that it was made from."""
+
+    tokens: Annotated[int, Field(ge=1, le=10**12)]
+    """tokens to read; text that has fewer is read again. Time and quality grow with it."""
+    dataset: str = BUILTIN_DATASET
+    """text to read, as `CalibrationConfig.dataset` for a model that reads text."""
+    sequence_length: Annotated[int, Field(ge=2)] | None = None
+    """tokens per window; None takes 1024 or the model's context length, whichever is less."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """seed of the choice and the order of windows."""
+    device: str = "auto"
+    """torch device to train on, as `CompressionConfig.device`."""
 
 
 class EvaluationConfig(FrozenModel):
@@ -616,11 +635,27 @@ def compression_config(**settings: object) -> CompressionConfig:
     Raises:
         InvalidConfigError: a setting is unknown or out of range; the message names each.
     """
+    return _validated(CompressionConfig, "compression", settings)
+
+
+def healing_config(**settings: object) -> HealingConfig:
+    """Validate settings of healing given as keyword arguments.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        InvalidConfigError: a setting is unknown or out of range; the message names each.
+    """
+    return _validated(HealingConfig, "healing", settings)
+
+
+def _validated(kind: type[_Config], what: str, settings: Mapping[str, object]) -> _Config:
     try:
-        return CompressionConfig.model_validate(settings)
+        return kind.model_validate(settings)
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(str(part) for part in problem['loc']) or 'settings'}: {problem['msg']}"
             for problem in error.errors(include_url=False, include_input=False)
         )
-        raise InvalidConfigError(f"invalid compression settings: {problems}") from error
+        raise InvalidConfigError(f"invalid {what} settings: {problems}") from error

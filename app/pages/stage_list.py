@@ -48,7 +48,7 @@ def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
 
 
 def _expected(job: JobView) -> list[Stage]:
-    left_out: set[Stage] = set()
+    left_out: set[Stage] = {"healing"}
     if job.model_id.startswith(LOCAL):
         left_out.add("downloading")
     if job.options.objective != "fisher":

@@ -1,8 +1,6 @@
 """`rocket compress`: compression of a model on this machine."""
 
 import os
-import shlex
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +11,11 @@ from rocket_cli import options
 from rocket_cli.compression_options import LocalOptions
 from rocket_cli.exit_codes import reported_failures
 from rocket_cli.option_groups import expand_groups
-from rocket_cli.progress_view import hide_library_bars, print_line, progress_view
+from rocket_cli.progress_view import hide_library_bars, progress_view
 from rocket_cli.report_table import print_report
+from rocket_cli.resuming import advise_to_resume
 from rocket_cli.signals import stopping_on_signals
 from rocket_client._exit_codes import ExitCode
-from rocket_core.config import WORK_FOLDER_NAME
 from rocket_core.report.schema import CompressionReport
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.system.gc_pause import no_collection
@@ -25,10 +23,6 @@ from rocket_core.system.threads import set_thread_defaults
 
 if TYPE_CHECKING:
     from rocket_core.pipeline import Progress
-
-
-# After these the same command may succeed later, and resumes from the finished layers.
-_WORTH_RESUMING = frozenset({ExitCode.MACHINE_TOO_SMALL, ExitCode.TEMPORARY, ExitCode.INTERRUPTED})
 
 
 @expand_groups
@@ -47,7 +41,11 @@ def compress(
     """
     compression.check_target()
     command = context.obj or ()
-    with reported_failures(as_json=as_json, advice=lambda code: _advice(code, output, command)):
+
+    def advise(code: ExitCode) -> None:
+        advise_to_resume(code, output, command, "compress", "finished layers are")
+
+    with reported_failures(as_json=as_json, advice=advise):
         report = _run(model, output, compression, quiet=as_json)
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
@@ -89,21 +87,3 @@ def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) ->
                 on_progress=show,
                 should_cancel=stop.made,
             )
-
-
-def resume_command(arguments: Sequence[str]) -> str:
-    """Return the command line that resumes a run, quoted for a shell.
-
-    Args:
-        arguments: arguments of `rocket` on the command line.
-    """
-    # Directly after the name of the command, because later arguments may follow a `--`.
-    at = arguments.index("compress") + 1
-    added = () if "--resume" in arguments else ("--resume",)
-    return shlex.join(["rocket", *arguments[:at], *added, *arguments[at:]])
-
-
-def _advice(code: ExitCode, output: Path, arguments: Sequence[str]) -> None:
-    if code in _WORTH_RESUMING and (output / WORK_FOLDER_NAME).is_dir():
-        print_line(f"finished layers are kept in {output / WORK_FOLDER_NAME}; to resume:")
-        typer.echo(f"    {resume_command(arguments)}", err=True)

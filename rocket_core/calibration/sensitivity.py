@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from rocket_core.calibration.scaled_gradient import ScaledGradient
+from rocket_core.calibration.token_loss import TextLoss, cut_batch, negative_log_likelihood, next_tokens
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
 from rocket_core.models.block_calls import Activations, BlockCall, handing_on, replace_tensors, stand_ins, without_cache
 
@@ -28,9 +28,6 @@ Loss = Literal["tokens", "hidden_states"]
 
 # Logits of one step, in float32. A few copies exist at once: the model's own, the loss's, and their gradients.
 _LOGIT_BYTES = 64 * 2**20
-_NO_TARGET = -100
-# Token ids at the positions of the last list of blocks, by argument of the model.
-_READ_BY_THE_LAST = ("decoder_input_ids", "input_ids")
 # Exponents to try after the last block, where no scale is known yet; the first with finite gradients is used.
 _HALF_EXPONENTS = (8, 0, -8)
 
@@ -58,28 +55,6 @@ class Sensitivity:
         return 0.5 * float(self.fisher_diagonal.mean())
 
 
-@dataclass(kw_only=True, slots=True)
-class TextLoss:
-    """Sums over the predicted tokens of a text.
-
-    Attributes:
-        tokens: number of predicted tokens.
-        negative_log_likelihood: sum of their negative log-likelihoods, in nats.
-        entropy: sum of the entropies of the distributions that they were predicted from: the negative log-likelihood
-            that the model itself expects.
-    """
-
-    tokens: int = 0
-    negative_log_likelihood: float = 0.0
-    entropy: float = 0.0
-
-    def add(self, other: "TextLoss") -> None:
-        """Add the sums of another text."""
-        self.tokens += other.tokens
-        self.negative_log_likelihood += other.negative_log_likelihood
-        self.entropy += other.entropy
-
-
 def natural_loss(model: PreTrainedModel, *, reads_in_order: bool) -> Loss:
     """Return the loss to use for a model: `tokens` if it predicts tokens, else `hidden_states`.
 
@@ -88,15 +63,6 @@ def natural_loss(model: PreTrainedModel, *, reads_in_order: bool) -> Loss:
         reads_in_order: whether its last blocks predict each token without seeing it, as in decoders.
     """
     return "tokens" if reads_in_order and model.get_output_embeddings() is not None else "hidden_states"
-
-
-def read_tokens(batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"] | None:
-    """Return the token ids at the positions of a model's last list of blocks; None if it reads no text there.
-
-    Args:
-        batch: arguments of the model by name.
-    """
-    return next((batch[name] for name in _READ_BY_THE_LAST if name in batch), None)
 
 
 def output_gradient(
@@ -146,7 +112,7 @@ def output_gradient(
         found = TextLoss()
         for rows, columns in _pieces(model, loss, hidden.shape):
             leaf = hidden[rows, columns].detach().requires_grad_()
-            piece = _cut(batch, rows, columns)
+            piece = cut_batch(batch, rows, columns)
             with (
                 handing_on(passed, number, rows),
                 torch.enable_grad(),
@@ -154,8 +120,8 @@ def output_gradient(
                 contextlib.nullcontext() if watched is None else watched.watching(),
             ):
                 if loss == "tokens":
-                    targets = _targets(model, batch)[rows, columns]
-                    value = _negative_log_likelihood(model, piece, targets, found)
+                    targets = next_tokens(model, batch)[rows, columns]
+                    value = negative_log_likelihood(model, piece, targets, found)
                 else:
                     value = _random_sum(_final_hidden(model, piece), generator)
                 value.mul(2.0**exponent).backward()  # type: ignore[no-untyped-call]  # of torch
@@ -361,52 +327,6 @@ def _pieces(model: PreTrainedModel, loss: Loss, shape: torch.Size) -> Iterator[t
     for row in range(0, shape[0], windows):
         for column in range(0, shape[1], length):
             yield slice(row, row + windows), slice(column, column + length)
-
-
-def _cut(batch: Mapping[str, Tensor], rows: slice, columns: slice) -> dict[str, Tensor]:
-    """Return some samples of a batch; tokens that the last blocks read are cut to the given columns as well.
-
-    Images next to such tokens are left out, as only what precedes the blocks reads them.
-    """
-    read = next((name for name in _READ_BY_THE_LAST if name in batch), None)
-    if read == "input_ids":
-        return {read: batch[read][rows, columns]}
-    return {name: tensor[rows, columns] if name == read else tensor[rows] for name, tensor in batch.items()}
-
-
-def _targets(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"]:
-    """Return the token that follows each token; the last of a window has no target, nor has one before an image."""
-    tokens = read_tokens(batch)
-    assert tokens is not None, "a model that predicts tokens reads some"
-    targets = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], _NO_TARGET)], dim=1)
-    image = getattr(model.config, "image_token_id", None)
-    return targets if image is None else targets.masked_fill(targets == image, _NO_TARGET)
-
-
-def _negative_log_likelihood(
-    model: PreTrainedModel, batch: Mapping[str, Tensor], targets: Tensor, text: TextLoss
-) -> Float[Tensor, ""]:
-    """Return the negative log-likelihood of the targets, and add it to the sums of a text."""
-    logits = model(**batch, **without_cache(model)).logits
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
-    value = cross_entropy(wide, targets.flatten(), reduction="sum", ignore_index=_NO_TARGET)
-    predicted = targets.flatten() != _NO_TARGET
-    text.add(
-        TextLoss(
-            tokens=int(predicted.sum()),
-            negative_log_likelihood=float(value.detach()),
-            entropy=float(_entropies(wide.detach())[predicted].sum()),
-        )
-    )
-    return value
-
-
-@torch.no_grad()
-def _entropies(logits: Float[Tensor, "n vocabulary"]) -> Float[Tensor, " n"]:
-    """Return log Σ e^x - Σ x e^x / Σ e^x, the entropy of each distribution in nats."""
-    logarithms = logits.log_softmax(dim=-1)
-    # A probability of zero has a logarithm of minus infinity, and adds nothing.
-    return -(logarithms.exp() * logarithms.clamp_min(-1e9)).sum(dim=-1)
 
 
 def _random_sum(states: Tensor, generator: torch.Generator) -> Float[Tensor, ""]:

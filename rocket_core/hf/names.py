@@ -21,18 +21,30 @@ def disk_names(model: PreTrainedModel, modules: Iterable[str]) -> dict[str, str]
     Raises:
         UnsupportedArchitectureError: transformers stores a layer together with others, or in pieces.
     """
+    names = [*modules]
+    keys = disk_keys(model, (f"{name}.weight" for name in names))
+    return {name: keys[f"{name}.weight"].removesuffix(".weight") for name in names}
+
+
+def disk_keys(model: PreTrainedModel, keys: Iterable[str]) -> dict[str, str]:
+    """Return the names that `save_pretrained` gives to tensors, by their names in the model's state dict.
+
+    Raises:
+        UnsupportedArchitectureError: transformers stores a tensor together with others, or in pieces.
+    """
     conversions = _conversions(model, saving=True)
     names = {}
-    for name in modules:
-        key = f"{name}.weight"
+    for key in keys:
+        name = key
         for conversion in conversions:
-            renamed, pattern = conversion.rename_source_key(key)
+            renamed, pattern = conversion.rename_source_key(name)
             if pattern is not None and hasattr(conversion, "operations"):
                 raise UnsupportedArchitectureError(
-                    f"layer {name!r} is stored as a part of {renamed!r} and cannot be stored factored; ignore it"
+                    f"layer {key.rpartition('.')[0]!r} is stored as a part of {renamed!r} and cannot be stored "
+                    "factored; ignore it"
                 )
-            key = renamed
-        names[name] = key.removesuffix(".weight")
+            name = renamed
+        names[key] = name
     return names
 
 

@@ -3,11 +3,12 @@
 Stages: `preflight` checks everything before long work; `calibrating` walks the dense model block by block and profiles
 its layers; `allocating` solves the knapsack; `factorizing` walks the blocks again; `exporting` writes the artifacts.
 `state.work_folder` stores finished work, from which a stopped run resumes; `state.profile_cache` stores profiles for
-later runs.
+later runs. `heal` trains a finished artifact.
 """
 
+from rocket_core.pipeline.healing import heal
 from rocket_core.pipeline.progress import Progress
 from rocket_core.pipeline.run import compress, profile_model
 from rocket_core.pipeline.state.profile_cache import ProfileCache
 
-__all__ = ["ProfileCache", "Progress", "compress", "profile_model"]
+__all__ = ["ProfileCache", "Progress", "compress", "heal", "profile_model"]

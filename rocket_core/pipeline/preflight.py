@@ -49,7 +49,8 @@ from rocket_core.models.token_tables import TokenTable, token_modules
 from rocket_core.pipeline.context import FLOATS, Run
 from rocket_core.pipeline.format_groups import check_experts
 from rocket_core.pipeline.requirements import check_target
-from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.pipeline.state.records import RunIdentity
+from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.devices import compute_dtype, resolve_device
 
 
@@ -117,15 +118,30 @@ def run_identity(run: Run) -> RunIdentity:
     settings["device"] = run.device.type
     settings["compute_dtype"] = str(run.compute_dtype).removeprefix("torch.")
     settings["calibration"]["sequence_length"] = run.sequence_length
-    path = local_path_of(run.config.calibration.dataset)
-    if path is not None:
-        settings["calibration"]["dataset"] = f"sha256:{_dataset_hash(run, path)}"
+    reads_images = isinstance(run.inputs, ImagesWithText)
+    settings["calibration"]["dataset"] = dataset_identity(run.config.calibration.dataset, reads_images=reads_images)
     return RunIdentity(
         rocket_version=__version__,
         model=run.source.name,
         revision=run.source.revision(run.checkpoint),
         settings=settings,
     )
+
+
+def dataset_identity(dataset: str, *, reads_images: bool = False) -> str:
+    """Return the name of a data set, or for a local one the hash of its content.
+
+    Args:
+        dataset: a name, or a file or folder.
+        reads_images: whether the images that a file names count as well.
+    """
+    path = local_path_of(dataset)
+    if path is None:
+        return dataset
+    if not reads_images:
+        return f"sha256:{_content_hash(path)}"
+    files = [path, *(line.image for line in image_lines(path) if line.image is not None)]
+    return f"sha256:{hashlib.sha256(''.join(f'{_content_hash(file)};' for file in files).encode()).hexdigest()}"
 
 
 def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) -> CalibrationInputs:
@@ -185,14 +201,6 @@ def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
     checkpoint = open_checkpoint(source.folder)
     check_sizes(config, checkpoint.weights, source.name)
     return checkpoint
-
-
-def _dataset_hash(run: Run, path: Path) -> str:
-    """Return the SHA-256 of a data set: of its file, and of the images that this names if the run reads them."""
-    if not isinstance(run.inputs, ImagesWithText):
-        return _content_hash(path)
-    files = [path, *(line.image for line in image_lines(path) if line.image is not None)]
-    return hashlib.sha256("".join(f"{_content_hash(file)};" for file in files).encode()).hexdigest()
 
 
 def _content_hash(path: Path) -> str:

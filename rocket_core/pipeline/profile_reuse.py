@@ -9,7 +9,8 @@ from rocket_core.inspection.footprint import ResourceEstimate
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.requirements import check_resources
 from rocket_core.pipeline.state.profile_cache import ProfileCache
-from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.pipeline.state.records import RunIdentity
+from rocket_core.pipeline.state.work_folder import WorkFolder
 
 
 @dataclass(frozen=True, slots=True)

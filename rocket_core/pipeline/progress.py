@@ -10,6 +10,7 @@ from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import STAGES, Stage, stage_label
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline.stage_costs import Costs
+from rocket_core.report.healing import HealingPoint
 
 # Share of a run's time by stage, measured on a 20 M parameter model; only the progress bar depends on it.
 _SHARES: dict[Stage, float] = {
@@ -21,6 +22,8 @@ _SHARES: dict[Stage, float] = {
     "calibrating": 0.67,
     "allocating": 0.01,
     "factorizing": 0.14,
+    # Not of a compression, but of the training of its result.
+    "healing": 1.0,
     "exporting": 0.05,
     # Only if an evaluation is requested; added to the others.
     "evaluating": 0.25,
@@ -51,13 +54,14 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Callbacks:
-    """Callbacks of `compress` and `profile_model`, where they are described."""
+    """Callbacks of `compress`, `profile_model` and `heal`, where they are described."""
 
     on_progress: Callable[[Progress], None]
     on_requirements: Callable[[int], None] = lambda _memory_bytes: None
-    on_profile: Callable[[int, LayerProfile], None]
+    on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None
     on_profiled: Callable[[ModelProfile], None] = lambda _profile: None
     on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None
+    on_healing: Callable[[HealingPoint], None] = lambda _point: None
     should_cancel: Callable[[], bool]
 
 
@@ -77,7 +81,7 @@ class Monitor:
         callbacks: Callbacks,
         costs: Costs,
         *,
-        left_out: Collection[Stage] = ("evaluating", "benchmarking"),
+        left_out: Collection[Stage] = ("healing", "evaluating", "benchmarking"),
         compresses: bool = True,
         refines: bool = False,
     ) -> None:
@@ -173,6 +177,10 @@ class Monitor:
     def allocated(self, chosen: Sequence[tuple[LayerProfile, Candidate]]) -> None:
         """Report the allocation."""
         self._callbacks.on_allocation([(profile.name, candidate) for profile, candidate in chosen])
+
+    def healed(self, point: HealingPoint) -> None:
+        """Report a point of the loss curve of healing."""
+        self._callbacks.on_healing(point)
 
     def finish(self) -> None:
         """Report the end of the run."""

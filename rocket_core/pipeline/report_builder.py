@@ -15,7 +15,8 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.format_groups import format_groups
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.profile import Profiled, objective_of
-from rocket_core.pipeline.state.work_folder import RefinedBlock, RunIdentity, WorkFolder
+from rocket_core.pipeline.state.records import RefinedBlock, RunIdentity
+from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import (
     AllocationReport,
     BlockReport,

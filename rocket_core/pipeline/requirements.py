@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError, InvalidConfigError
 from rocket_core.evaluation.models import predicts_tokens
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
@@ -14,9 +16,11 @@ from rocket_core.inspection.footprint import (
     evaluation_footprint,
     input_bytes,
 )
+from rocket_core.inspection.healing_footprint import healing_footprint
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
+from rocket_core.pipeline.stages.healing_plan import HealingPlan
 from rocket_core.system.devices import free_memory
 from rocket_core.system.machine import free_disk, gibibytes
 from rocket_core.target import ByFormat
@@ -134,6 +138,37 @@ def check_benchmark(run: Run) -> int:
             "at a time with `rocket bench`"
         )
     return needed
+
+
+def check_healing(plan: HealingPlan, model: str, device: torch.device, output: Path) -> int:
+    """Raise an error if this machine cannot heal a model, before long work starts.
+
+    Args:
+        plan: the planned healing.
+        model: name of the original in messages.
+        device: device to train on.
+        output: the output folder; need not exist yet.
+
+    Returns:
+        Estimated bytes of memory.
+
+    Raises:
+        InsufficientMemoryError: the device has too little free memory for both models as a whole.
+        InsufficientDiskError: the disk has too little free space for a checkpoint.
+    """
+    estimate = healing_footprint(plan.sizes, call_tokens=plan.call_tokens)
+    memory, disk = free_memory(device), free_disk(output)
+    if estimate.memory_bytes > memory:
+        raise InsufficientMemoryError(
+            f"healing needs {model} and the compressed model as a whole, about {gibibytes(estimate.memory_bytes)} of "
+            f"memory on {device}, {gibibytes(memory)} are free; use a shorter sequence length or another device"
+        )
+    if estimate.disk_bytes > disk:
+        raise InsufficientDiskError(
+            f"healing {model} needs about {gibibytes(estimate.disk_bytes)} of disk at {output}, {gibibytes(disk)} are "
+            "free; free some or write elsewhere"
+        )
+    return estimate.memory_bytes
 
 
 def check_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int:

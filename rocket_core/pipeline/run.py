@@ -11,7 +11,7 @@ from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import ModelSource
-from rocket_core.config import STAGES, WORK_FOLDER_NAME, CompressionConfig
+from rocket_core.config import STAGES, CompressionConfig
 from rocket_core.engines import ExportKind
 from rocket_core.errors import (
     CalibrationError,
@@ -22,6 +22,7 @@ from rocket_core.errors import (
 )
 from rocket_core.inspection.hub import HubAccess, offline
 from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.open_work import open_work
 from rocket_core.pipeline.preflight import calibration_inputs, prepare_run, run_identity
 from rocket_core.pipeline.profile_reuse import RunProfileCache
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
@@ -36,7 +37,6 @@ from rocket_core.pipeline.report_builder import (
     without_paths,
 )
 from rocket_core.pipeline.requirements import check_benchmark, check_evaluation
-from rocket_core.pipeline.resource_errors import resource_errors
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.artifact_size import spare_bytes
 from rocket_core.pipeline.stages.benchmark import measure_exports
@@ -52,13 +52,12 @@ from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
 from rocket_core.pipeline.stages.token_tables import compress_tables
 from rocket_core.pipeline.stages.units import group_units
 from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
-from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.pipeline.state.records import RunIdentity
+from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import CompressionReport, ExportReport, StageReport
 from rocket_core.report.speed import SpeedReport
-from rocket_core.system.devices import resolve_device
 from rocket_core.system.energy import EnergyMeter
-from rocket_core.system.process_memory import map_large_tensors
 from rocket_core.target import Target
 
 
@@ -258,26 +257,23 @@ def _open_run(
     meter: EnergyMeter | None,
     download: StageReport | None,
 ) -> Iterator[tuple[WorkFolder, Monitor]]:
-    """Yield the work folder of a run and its monitor; convert resource errors, and release the folder at the end."""
-    device = resolve_device(config.device)
-    if output.exists() and not output.is_dir():
-        raise InvalidConfigError(f"{output} is a file; give a folder to write to")
-    map_large_tensors()
-    work = WorkFolder(output / WORK_FOLDER_NAME)
-
-    def save(stages: tuple[StageReport, ...]) -> None:
-        if work.is_ours and work.is_claimed:
-            work.save_stages(stages)
-
-    costs = Costs(device, work.stages(), meter=meter, save=save)
-    if download is not None:
-        costs.include(download)
-    requested = {"evaluating": config.evaluate is not None, "benchmarking": config.benchmark}
+    """Yield the work folder of a run and its monitor; remove the folder of a run that failed without any layer."""
+    requested = {"healing": False, "evaluating": config.evaluate is not None, "benchmarking": config.benchmark}
     left_out = [stage for stage in STAGES if not requested.get(stage, True)]
     compresses = config.target is not None
-    monitor = Monitor(callbacks, costs, left_out=left_out, compresses=compresses, refines=config.refine)
-    with resource_errors(output), _release_work_folder(work, monitor):
-        yield work, monitor
+
+    def monitor_of(costs: Costs) -> Monitor:
+        if download is not None:
+            costs.include(download)
+        return Monitor(callbacks, costs, left_out=left_out, compresses=compresses, refines=config.refine)
+
+    with open_work(output, config.device, meter, monitor_of) as (work, monitor):
+        try:
+            yield work, monitor
+        except (CalibrationError, CheckpointError, IllConditionedGramError, InfeasibleBudgetError):
+            if work.is_ours:
+                work.remove_if_idle()
+            raise
 
 
 def _prepare(
@@ -293,7 +289,7 @@ def _prepare(
 ) -> _PreparedRun:
     """Raise an error if the run cannot be finished, otherwise claim the work folder."""
     work.check(identity, resume=resume)
-    check_output_free(output, work, run.config)
+    check_output_free(output, work, run.config.export)
     profile_cache = RunProfileCache(profiles, profile_identity(identity, run.method))
     calibration = profile_cache.inputs(work) or calibration_inputs(run, work, token=token)
     plan = plan_evaluation(run, token=token)
@@ -311,21 +307,6 @@ def _prepare(
         plan=plan,
         profile_cache=profile_cache,
     )
-
-
-@contextmanager
-def _release_work_folder(work: WorkFolder, monitor: Monitor) -> Iterator[None]:
-    """Save a run's costs and release its work folder; remove that if the run failed before any layer was finished."""
-    try:
-        yield
-    except (CalibrationError, CheckpointError, IllConditionedGramError, InfeasibleBudgetError):
-        if work.is_ours:
-            work.remove_if_idle()
-        raise
-    finally:
-        if work.is_ours and work.is_claimed:
-            work.save_stages(monitor.costs.stages)
-        work.release()
 
 
 def _profile(prepared: _PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
@@ -388,7 +369,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         evaluation=evaluation,
         speed=speed,
     )
-    publish(run, prepared.output, work, report, folders)
+    publish(run.source.folder, prepared.output, work, report, folders)
     return report
 
 

@@ -13,6 +13,7 @@ from rocket_core.config import BudgetUnit, CalibrationKind, CompressionConfig, O
 from rocket_core.engines import ExportKind
 from rocket_core.gguf_types import BlockType
 from rocket_core.report.formatting import kwh_text, percent_text
+from rocket_core.report.healing import HealingReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.speed import SpeedReport
 from rocket_core.schema import FrozenModel
@@ -42,7 +43,7 @@ class StageReport(FrozenModel):
     """Cost of one stage."""
 
     name: str
-    """downloading, preflight, differentiating, calibrating, allocating, factorizing, exporting, evaluating or
+    """downloading, preflight, differentiating, calibrating, allocating, factorizing, healing, exporting, evaluating or
     benchmarking.
     """
     seconds: float
@@ -263,6 +264,10 @@ class CompressionReport(FrozenModel):
     refinement: tuple[BlockReport, ...] = ()
     """blocks that were refined, in model order; errors of `layers` are those before it. Empty without `refine`, and in
     reports from before this field existed.
+    """
+    healing: HealingReport | None = None
+    """how the stored numbers were trained after the compression, and what that changed; errors of layers are those
+    before. None if they were not, and in reports from before this field existed.
     """
     evaluation: EvaluationReport | None = None
     """quality before and after; None if none was requested, and in reports from before this field existed."""

@@ -16,10 +16,13 @@ PUBLIC = {
         "CalibrationConfig",
         "CompressionConfig",
         "EvaluationConfig",
+        "HealingConfig",
         "RocketError",
         "__version__",
         "compress",
         "compression_config",
+        "heal",
+        "healing_config",
         "profile_model",
     },
     rocket_core.hf: {"RocketConfig", "RocketHfQuantizer", "attach_factors", "disk_names"},
@@ -52,7 +55,7 @@ def test_importing_the_public_names_loads_no_torch():
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", ["compress", "profile_model"])
+@pytest.mark.parametrize("name", ["compress", "heal", "profile_model"])
 def test_deferred_functions_have_the_real_signatures(name):
     public, real = getattr(rocket_core, name), getattr(rocket_core.pipeline, name)
     assert inspect.signature(public) == inspect.signature(real)

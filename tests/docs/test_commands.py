@@ -34,6 +34,7 @@ READ_IN_TURN = (
     "how-to/load",
     "how-to/engines",
     "how-to/evaluate",
+    "how-to/heal",
     "how-to/speed",
     "how-to/gpu",
     "how-to/cost",
@@ -51,6 +52,7 @@ SHORTER = {
     "--samples 64 --sequence-length 256": "--samples 8 --sequence-length 64",
     '"samples": 64, "sequence_length": 256': '"samples": 8, "sequence_length": 64',
     "--evaluate-samples 16": "--evaluate-samples 2",
+    "--tokens 2M": "--tokens 20k",
 }
 BLOCKS_OF_THE_MODEL = 1
 

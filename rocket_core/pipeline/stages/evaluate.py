@@ -28,7 +28,8 @@ from rocket_core.evaluation import (
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.state.work_folder import EvaluationRecord, WorkFolder
+from rocket_core.pipeline.state.records import EvaluationRecord
+from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.quality import EvaluationReport
 
 # Seed for the choice of documents of a dataset that is not used for calibration.

@@ -19,7 +19,8 @@ from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.artifact_size import fill_size
 from rocket_core.pipeline.stages.token_tables import NEVER_CALLED, profile_table
 from rocket_core.pipeline.stages.units import shared_name
-from rocket_core.pipeline.state.work_folder import BlockRecord, WorkFolder
+from rocket_core.pipeline.state.records import BlockRecord
+from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.process_memory import return_freed_memory
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 

@@ -1,7 +1,7 @@
 """The output folder: checks that it may be written to, and atomic publication of a result."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -10,27 +10,40 @@ from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig
 from rocket_core.engines import ExportKind
 from rocket_core.errors import InvalidConfigError
 from rocket_core.exports.artifact_folder import REPORT_NAME, write_description, write_report
-from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.report_builder import without_paths
-from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.pipeline.state.records import RunIdentity
+from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import CompressionReport
 
 
 def publish(
-    run: Run, output: Path, work: WorkFolder, report: CompressionReport, folders: Mapping[ExportKind, Path]
+    original: Path, output: Path, work: WorkFolder, report: CompressionReport, folders: Mapping[ExportKind, Path]
 ) -> None:
-    """Move the complete artifacts into place; a report in `output` means that all of them are there."""
+    """Move the complete artifacts into place; a report in `output` means that all of them are there.
+
+    Args:
+        original: folder of the original model, whose card may name its licence.
+        output: the output folder.
+        work: work folder with the artifacts, removed at the end.
+        report: the report.
+        folders: the artifacts.
+    """
     for export in report.exports:
-        write_description(folders[export.kind], report, export.kind, run.source.folder)
-    check_output_free(output, work, run.config)
-    work.begin_publishing()
-    for export in report.exports:
-        # A run killed between these moves may have left its own artifact, which has been made again since.
-        shutil.rmtree(output / export.folder, ignore_errors=True)
-        folders[export.kind].replace(output / export.folder)
+        write_description(folders[export.kind], report, export.kind, original)
+    move_into_place(output, work, folders)
     # The report is written last: if it exists, everything else does.
     write_report(output, report)
     work.remove()
+
+
+def move_into_place(output: Path, work: WorkFolder, folders: Mapping[ExportKind, Path]) -> None:
+    """Move complete artifacts out of the work folder, each into its own folder of the output."""
+    check_output_free(output, work, folders)
+    work.begin_publishing()
+    for kind, folder in folders.items():
+        # A run killed between these moves may have left its own artifact, which has been made again since.
+        shutil.rmtree(output / kind, ignore_errors=True)
+        folder.replace(output / kind)
 
 
 def finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> CompressionReport | None:
@@ -71,9 +84,9 @@ def check_same_measurements(finished: CompressionReport, config: CompressionConf
         )
 
 
-def check_output_free(output: Path, work: WorkFolder, config: CompressionConfig) -> None:
+def check_output_free(output: Path, work: WorkFolder, exports: Iterable[ExportKind]) -> None:
     """Raise an error if folders that this run would write to exist and are not its own."""
-    occupied = [kind for kind in config.export if (output / kind).exists()]
+    occupied = [kind for kind in exports if (output / kind).exists()]
     if occupied and not work.is_publishing:
         raise InvalidConfigError(
             f"{output} already holds {occupied[0]}, which this run has not made; choose another output folder, or "

@@ -19,7 +19,8 @@ from rocket_core.models.block_calls import Activations, replace_tensors
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.stored_weight import install_weight, read_codes, stored_blocks, stored_tensors
 from rocket_core.pipeline.stages.units import CompressionUnit
-from rocket_core.pipeline.state.work_folder import RefinedBlock, WorkFolder
+from rocket_core.pipeline.state.records import RefinedBlock
+from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.refinement import BlockTuning, LearntCodes, open_values
 
 REFINED_BATCHES = 8

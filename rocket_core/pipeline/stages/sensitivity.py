@@ -15,13 +15,12 @@ from rocket_core.calibration.sensitivity import (
     Loss,
     Sensitivity,
     SquaredGradients,
-    TextLoss,
     gradient_of_encoder,
     natural_loss,
     output_gradient,
-    read_tokens,
     side_inputs,
 )
+from rocket_core.calibration.token_loss import TextLoss, read_tokens
 from rocket_core.checkpoint import TensorEntry
 from rocket_core.experts import UnfusedExperts
 from rocket_core.models.block_calls import Activations, run_before
@@ -83,9 +82,8 @@ def measure_sensitivities(
     names += [name for table in run.tables for name in table.modules]
     cache = StateCache(work.path / _CACHE_NAME)
     if any(work.sensitivity(name) is None for name in names):
-        architecture = run.architecture
-        in_order = architecture.is_causal or len(architecture.lists) > 1
-        chosen = loss or natural_loss(architecture.model, reads_in_order=in_order)
+        in_order = run.architecture.is_causal or len(run.architecture.lists) > 1
+        chosen = loss or natural_loss(run.architecture.model, reads_in_order=in_order)
         _ReversePass(run, calibration[:windows], work, cache, monitor, chosen).complete()
     cache.remove()
     found = {name: work.sensitivity(name) for name in names}

@@ -22,7 +22,8 @@ from rocket_core.config import SETTINGS_NOT_IN_PROFILE, CompressionConfig
 from rocket_core.errors import CorruptCheckpointError
 from rocket_core.methods import Method
 from rocket_core.pipeline.state.files import read_model, read_tensors, write_model
-from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.pipeline.state.records import RunIdentity
+from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.schema import FrozenModel
 
 # In the order in which they are taken over: a block's record means that the rest of the block is complete.

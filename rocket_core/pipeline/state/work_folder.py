@@ -1,6 +1,5 @@
 """Finished work of a run on disk: each file is written atomically, so that a killed run can be resumed."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.calibration.sensitivity import Sensitivity
 from rocket_core.candidates import LayerProfile
 from rocket_core.checkpoint import TensorEntry
-from rocket_core.config import EvaluationConfig
 from rocket_core.errors import (
     InvalidConfigError,
     WorkFolderBusyError,
@@ -31,68 +29,13 @@ from rocket_core.pipeline.state.files import (
     write_tensors,
     write_text,
 )
+from rocket_core.pipeline.state.records import BlockRecord, EvaluationRecord, RefinedBlock, RunIdentity
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import LayerOutcome, StageReport
 from rocket_core.report.speed import SpeedReport
-from rocket_core.schema import FrozenModel
 from rocket_core.system.files import locked
 
 _LOCK_NAME = "lock"
-
-
-class RunIdentity(FrozenModel):
-    """Identity of a work folder. Work done under one identity cannot be used under another."""
-
-    rocket_version: str
-    """version of the library."""
-    model: str
-    """name of the model."""
-    revision: str
-    """commit, or hash of the weights."""
-    settings: dict[str, object]
-    """all settings, as in JSON."""
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of all fields, hexadecimal."""
-        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
-
-
-class BlockRecord(FrozenModel):
-    """A profiled block."""
-
-    layers: tuple[str, ...]
-    """its profiled layers, in model order."""
-    groups: tuple[tuple[str, ...], ...]
-    """the layers that read the same input, in the order in which they are first called."""
-    skipped: dict[str, str]
-    """layers left alone, with the reason."""
-
-
-class RefinedBlock(FrozenModel):
-    """A refined block, whose tensors are stored before this record."""
-
-    codes: dict[str, LayerEntry]
-    """how the codes of its layers are stored, as `WorkFolder.codes`."""
-    stored_bytes: dict[str, int]
-    """bytes of each refined layer, as in its outcome; entropy-coded layers of a block may exchange some."""
-    vectors: dict[str, str]
-    """its norms and biases, with the key of each in the checkpoint, under which its tensor is stored."""
-    error_before: float
-    """mean squared difference to the dense block's output per token, on calibration samples that are held out."""
-    error_after: float
-    """the same after refinement."""
-
-
-class EvaluationRecord(FrozenModel):
-    """A finished evaluation, with what identifies it."""
-
-    settings: EvaluationConfig
-    """the requested settings."""
-    text_sha256: str
-    """hash of what the models read."""
-    report: EvaluationReport | None = None
-    """the result; None in a query."""
 
 
 class WorkFolder:

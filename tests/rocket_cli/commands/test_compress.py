@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from rocket_cli.commands.compress import resume_command
 from rocket_cli.options import ExportChoice
+from rocket_cli.resuming import resume_command
 from rocket_core.config import WORK_FOLDER_NAME, CalibrationConfig, CompressionConfig, EvaluationConfig
 from rocket_core.engines import ExportKind
 from rocket_core.errors import (

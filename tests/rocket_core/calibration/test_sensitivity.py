@@ -4,13 +4,8 @@ from torch import nn
 
 from rocket_core.calibration import sensitivity
 from rocket_core.calibration.scaled_gradient import ScaledGradient
-from rocket_core.calibration.sensitivity import (
-    Sensitivity,
-    SquaredGradients,
-    TextLoss,
-    natural_loss,
-    output_gradient,
-)
+from rocket_core.calibration.sensitivity import Sensitivity, SquaredGradients, natural_loss, output_gradient
+from rocket_core.calibration.token_loss import TextLoss
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
 from rocket_core.models.block_calls import Activations, BlockCall
 from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE

@@ -19,7 +19,8 @@ from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.compress import AchievedErrors, save
 from rocket_core.pipeline.stages.export import write_export
 from rocket_core.pipeline.stages.units import CompressionUnit
-from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.pipeline.state.records import RunIdentity
+from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerReport
 from tests.reference.factored_models import (
     INPUT_IDS,

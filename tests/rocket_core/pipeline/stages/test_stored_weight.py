@@ -5,7 +5,8 @@ from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.errors import CorruptCheckpointError
 from rocket_core.layers import LayerEntry, layer_tensors
 from rocket_core.pipeline.stages.stored_weight import read_dense_weight
-from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.pipeline.state.records import RunIdentity
+from rocket_core.pipeline.state.work_folder import WorkFolder
 from tests.reference.stored_layers import (
     ALL_KINDS,
     D_IN,

@@ -1,0 +1,99 @@
+"""`rocket heal`: training of an artifact towards the model that it was made from."""
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from rocket_cli import options
+from rocket_cli.exit_codes import reported_failures
+from rocket_cli.progress_view import hide_library_bars, progress_view
+from rocket_cli.report_table import print_healing
+from rocket_cli.resuming import advise_to_resume
+from rocket_cli.signals import stopping_on_signals
+from rocket_client._exit_codes import ExitCode
+from rocket_core.config import BUILTIN_DATASET, HealingConfig, healing_config
+from rocket_core.inspection.dataset_names import local_path_of
+from rocket_core.report.healing import HealingReport
+from rocket_core.system.energy import EnergyMeter
+from rocket_core.system.gc_pause import no_collection
+from rocket_core.system.threads import set_thread_defaults
+
+if TYPE_CHECKING:
+    from rocket_core.pipeline import Progress
+
+_DEFAULT_TOKENS = 2_000_000
+
+
+def heal(
+    *,
+    context: typer.Context,
+    artifact: options.HealedFrom,
+    output: options.Output,
+    tokens: options.HealingTokens = _DEFAULT_TOKENS,
+    calibration: options.Calibration = BUILTIN_DATASET,
+    sequence_length: options.SequenceLength = None,
+    seed: options.Seed = 0,
+    model: options.Original = None,
+    revision: options.Revision = None,
+    device: options.Device = "auto",
+    energy: options.Energy = True,
+    resume: options.Resume = False,
+    as_json: options.Json = False,
+) -> None:
+    """Train the numbers that ARTIFACT stores on text, and write it to OUT, in the same format and size.
+
+    Minimises the divergence from the predictions of the model that it was made from, which needs memory for both.
+    Ctrl-C stops after the current step; the same command with --resume continues from there.
+    """
+    command = context.obj or ()
+
+    def advise(code: ExitCode) -> None:
+        advise_to_resume(code, output, command, "heal", "the last checkpoint is")
+
+    with reported_failures(as_json=as_json, advice=advise):
+        config = healing_config(
+            tokens=tokens, dataset=calibration, sequence_length=sequence_length, seed=seed, device=device
+        )
+        # Before torch is imported, which takes seconds.
+        local_path_of(calibration)
+        report = _run(artifact, output, config, (model, revision), energy=energy, resume=resume, quiet=as_json)
+    if as_json:
+        typer.echo(report.model_dump_json(indent=2))
+    else:
+        print_healing(report, output)
+
+
+def _run(
+    artifact: Path,
+    output: Path,
+    config: HealingConfig,
+    original: tuple[str | None, str | None],
+    *,
+    energy: bool,
+    resume: bool,
+    quiet: bool,
+) -> HealingReport:
+    set_thread_defaults(os.environ)
+    with EnergyMeter() if energy else nullcontext() as meter:
+        with no_collection(lasting=True):
+            from rocket_core.pipeline import heal as run_pipeline
+        hide_library_bars()
+        with progress_view(quiet=quiet) as view, stopping_on_signals(view.announce_stop) as stop:
+
+            def show(progress: "Progress") -> None:
+                view.show(progress.stage, progress.layer or "", progress.fraction, progress.seconds_left)
+
+            return run_pipeline(
+                artifact,
+                output,
+                config,
+                model=original[0],
+                revision=original[1],
+                resume=resume,
+                meter=meter,
+                on_progress=show,
+                should_cancel=stop.made,
+            )

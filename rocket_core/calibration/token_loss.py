@@ -1,0 +1,93 @@
+"""The loss of a model that predicts tokens, and what it says of the text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from rocket_core.models.block_calls import without_cache
+
+_NO_TARGET = -100
+# Token ids at the positions of the last list of blocks, by argument of the model.
+_READ_BY_THE_LAST = ("decoder_input_ids", "input_ids")
+
+
+@dataclass(kw_only=True, slots=True)
+class TextLoss:
+    """Sums over the predicted tokens of a text.
+
+    Attributes:
+        tokens: number of predicted tokens.
+        negative_log_likelihood: sum of their negative log-likelihoods, in nats.
+        entropy: sum of the entropies of the distributions that they were predicted from: the negative log-likelihood
+            that the model itself expects.
+    """
+
+    tokens: int = 0
+    negative_log_likelihood: float = 0.0
+    entropy: float = 0.0
+
+    def add(self, other: "TextLoss") -> None:
+        """Add the sums of another text."""
+        self.tokens += other.tokens
+        self.negative_log_likelihood += other.negative_log_likelihood
+        self.entropy += other.entropy
+
+
+def read_tokens(batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"] | None:
+    """Return the token ids at the positions of a model's last list of blocks; None if it reads no text there.
+
+    Args:
+        batch: arguments of the model by name.
+    """
+    return next((batch[name] for name in _READ_BY_THE_LAST if name in batch), None)
+
+
+def next_tokens(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"]:
+    """Return the token that follows each token; the last of a window has no target, nor has one before an image."""
+    tokens = read_tokens(batch)
+    assert tokens is not None, "a model that predicts tokens reads some"
+    targets = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], _NO_TARGET)], dim=1)
+    image = getattr(model.config, "image_token_id", None)
+    return targets if image is None else targets.masked_fill(targets == image, _NO_TARGET)
+
+
+def negative_log_likelihood(
+    model: PreTrainedModel, batch: Mapping[str, Tensor], targets: Tensor, text: TextLoss
+) -> Float[Tensor, ""]:
+    """Return the negative log-likelihood of the targets, and add it to the sums of a text."""
+    logits = model(**batch, **without_cache(model)).logits
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+    value = cross_entropy(wide, targets.flatten(), reduction="sum", ignore_index=_NO_TARGET)
+    predicted = targets.flatten() != _NO_TARGET
+    text.add(
+        TextLoss(
+            tokens=int(predicted.sum()),
+            negative_log_likelihood=float(value.detach()),
+            entropy=float(_entropies(wide.detach())[predicted].sum()),
+        )
+    )
+    return value
+
+
+@torch.no_grad()
+def _entropies(logits: Float[Tensor, "n vocabulary"]) -> Float[Tensor, " n"]:
+    """Return log Σ e^x - Σ x e^x / Σ e^x, the entropy of each distribution in nats."""
+    logarithms = logits.log_softmax(dim=-1)
+    # A probability of zero has a logarithm of minus infinity, and adds nothing.
+    return -(logarithms.exp() * logarithms.clamp_min(-1e9)).sum(dim=-1)
+
+
+def cut_batch(batch: Mapping[str, Tensor], rows: slice, columns: slice) -> dict[str, Tensor]:
+    """Return some samples of a batch; tokens that the last blocks read are cut to the given columns as well.
+
+    Images next to such tokens are left out, as only what precedes the blocks reads them.
+    """
+    read = next((name for name in _READ_BY_THE_LAST if name in batch), None)
+    if read == "input_ids":
+        return {read: batch[read][rows, columns]}
+    return {name: tensor[rows, columns] if name == read else tensor[rows] for name, tensor in batch.items()}

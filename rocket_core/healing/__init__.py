@@ -1,0 +1,11 @@
+"""Healing: training of what a compressed model stores as numbers, towards the predictions of its dense original.
+
+`schedule` decides about batches and learning rates, `trainer` takes the steps. Both know nothing of files.
+"""
+
+from rocket_core.healing.block_checkpoints import recompute_blocks
+from rocket_core.healing.divergence import divergence_sum
+from rocket_core.healing.schedule import Schedule
+from rocket_core.healing.trainer import LEARNING_RATE, HealingText, Trainer
+
+__all__ = ["LEARNING_RATE", "HealingText", "Schedule", "Trainer", "divergence_sum", "recompute_blocks"]

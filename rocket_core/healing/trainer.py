@@ -1,0 +1,177 @@
+"""The steps of healing: AdamW on the numbers of a compressed model, with a state that can be stored and restored."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from rocket_core.errors import NonFiniteCalibrationError
+from rocket_core.healing.divergence import divergence_sum
+from rocket_core.healing.schedule import Schedule
+
+# As a part of the root mean square of a tensor's numbers: factors have arbitrary scales, so that no absolute rate fits all.
+LEARNING_RATE = 1e-2
+_BETAS = (0.9, 0.95)
+_EPSILON = 1e-12
+_LARGEST_GRADIENT = 1.0
+# How often the divergence on held-out windows is measured, in addition to the beginning.
+_MEASUREMENTS = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealingText:
+    """Windows of tokens on the CPU.
+
+    Attributes:
+        training: windows that steps read.
+        held_out: windows that no step reads, on which the best values are chosen.
+        rows: windows in a call of a model.
+    """
+
+    training: Int64[Tensor, "windows length"]
+    held_out: Int64[Tensor, "held_out_windows length"]
+    rows: int
+
+
+class Trainer:
+    """Training of a compressed model towards the predictions of its original.
+
+    Minimises the mean over tokens of the divergence of next-token distributions with AdamW without weight decay, whose
+    learning rate for each tensor is in proportion to the root mean square of its numbers other than zero. A zero whose
+    gradient is always zero stays zero. On a CPU, with the same number of threads, it is deterministic.
+
+    Args:
+        student: the compressed model in evaluation mode; called as `model(input_ids=..., use_cache=False).logits`.
+        teacher: the dense model, called likewise, on the same device.
+        values: the parameters to train, by name.
+        text: what to read.
+        schedule: batches and learning rates.
+
+    Attributes:
+        values: the parameters that are trained, by name.
+        step: steps taken.
+        losses: mean divergence in each step taken, before it.
+        held_out: mean divergence on the held-out windows, at each of `measured_at` that was reached.
+    """
+
+    def __init__(
+        self,
+        student: nn.Module,
+        teacher: nn.Module,
+        values: Mapping[str, nn.Parameter],
+        text: HealingText,
+        schedule: Schedule,
+    ) -> None:
+        self._student, self._teacher, self.values = student, teacher, dict(values)
+        self._text, self._schedule = text, schedule
+        self._device = next(iter(values.values())).device
+        self._rates = [LEARNING_RATE * _typical_size(value) for value in values.values()]
+        groups = [{"params": [value], "lr": rate} for value, rate in zip(values.values(), self._rates, strict=True)]
+        self._optimizer = torch.optim.AdamW(groups, betas=_BETAS, eps=_EPSILON, weight_decay=0.0)
+        self._best = {name: value.detach().clone() for name, value in values.items()}
+        self.step = 0
+        self.losses: list[float] = []
+        self.held_out: list[float] = []
+
+    @property
+    def measured_at(self) -> list[int]:
+        """Numbers of steps after which the held-out windows are read."""
+        return sorted({round(self._schedule.steps * part / _MEASUREMENTS) for part in range(_MEASUREMENTS + 1)})
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are taken and measured."""
+        return len(self.held_out) == len(self.measured_at)
+
+    def advance(self) -> None:
+        """Measure if that is due, otherwise take a step.
+
+        Raises:
+            NonFiniteCalibrationError: the divergence is NaN or infinite.
+        """
+        if self.measured_at[len(self.held_out)] == self.step:
+            self._measure()
+            return
+        batch = self._text.training[self._schedule.batch(self.step)]
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * self._schedule.rate(self.step)
+        self.losses.append(self._accumulate(batch))
+        nn.utils.clip_grad_norm_(self.values.values(), _LARGEST_GRADIENT)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+
+    @torch.no_grad()
+    def take_best(self) -> float:
+        """Set the values to those with the least divergence on the held-out windows, which is returned."""
+        for name, value in self.values.items():
+            value.copy_(self._best[name])
+        return min(self.held_out)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that training continues from, on any device."""
+        tensors = {
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "held_out": torch.tensor(self.held_out, dtype=torch.float64),
+        }
+        for name, value in self.values.items():
+            tensors |= {f"value.{name}": value.detach(), f"best.{name}": self._best[name]}
+            tensors |= {f"{key}.{name}": tensor for key, tensor in self._optimizer.state.get(value, {}).items()}
+        return tensors
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a state of an equal training."""
+        self.losses = state["losses"].tolist()
+        self.held_out = state["held_out"].tolist()
+        self.step = len(self.losses)
+        for name, value in self.values.items():
+            value.copy_(state[f"value.{name}"])
+            self._best[name].copy_(state[f"best.{name}"])
+            # Absent for the values of an expert that no token has reached.
+            if f"step.{name}" in state:
+                moments = {key: state[f"{key}.{name}"].to(value, copy=True) for key in ("exp_avg", "exp_avg_sq")}
+                self._optimizer.state[value] = {"step": state[f"step.{name}"].clone(), **moments}
+
+    def _accumulate(self, batch: Int64[Tensor, "windows length"]) -> float:
+        """Add the gradients of a batch's mean divergence, which is returned."""
+        total = 0.0
+        for rows in torch.split(batch, self._text.rows):
+            loss = self._divergence(rows) / batch.numel()
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        return self._checked(total)
+
+    @torch.no_grad()
+    def _measure(self) -> None:
+        windows = self._text.held_out
+        total = math.fsum(float(self._divergence(rows)) for rows in torch.split(windows, self._text.rows))
+        self.held_out.append(self._checked(total / windows.numel()))
+        if self.held_out[-1] == min(self.held_out):
+            for name, value in self.values.items():
+                self._best[name].copy_(value)
+
+    def _divergence(self, rows: Int64[Tensor, "windows length"]) -> Float[Tensor, ""]:
+        tokens = rows.to(self._device)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type != "cpu"):
+            with torch.no_grad():
+                dense = self._teacher(input_ids=tokens, use_cache=False).logits
+            compressed = self._student(input_ids=tokens, use_cache=False).logits
+        return divergence_sum(dense, compressed)
+
+    def _checked(self, loss: float) -> float:
+        if not math.isfinite(loss):
+            raise NonFiniteCalibrationError(
+                f"the divergence from the original is {loss} after {self.step} steps of healing; check that the "
+                "artifact and the original can be evaluated, and that they belong together"
+            )
+        return loss
+
+
+def _typical_size(value: Tensor) -> float:
+    """Return the root mean square of the numbers other than zero; 1 if all are zero."""
+    numbers = value.detach()[value.detach() != 0]
+    return float(numbers.square().mean().sqrt()) if len(numbers) else 1.0

@@ -1,0 +1,118 @@
+"""A finished factored artifact, and the model that it was made from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rocket_core.checkpoint import Checkpoint, ModelSource, open_checkpoint
+from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError, InvalidConfigError, ModelNotFoundError
+from rocket_core.evaluation import ModelFolder, open_model
+from rocket_core.exports.artifact_folder import REPORT_NAME
+from rocket_core.inspection.model_files import CONFIG_NAME
+from rocket_core.layers import QUANT_METHOD
+from rocket_core.report.schema import CompressionReport
+
+_FACTORED = "factored"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Artifact:
+    """A factored artifact.
+
+    Attributes:
+        model: its folder.
+        checkpoint: its safetensors.
+        report: report of the compression; None for an artifact that was saved without one.
+    """
+
+    model: ModelFolder
+    checkpoint: Checkpoint
+    report: CompressionReport | None
+
+    @property
+    def source(self) -> ModelSource:
+        """The artifact as a model."""
+        return ModelSource(name=self.model.path.name, folder=self.model.path, commit=None)
+
+
+def open_artifact(path: Path) -> Artifact:
+    """Open an artifact.
+
+    Args:
+        path: its folder, or the output folder of a compression that exported `factored`.
+
+    Raises:
+        ModelNotFoundError: the folder does not exist, or is empty.
+        CheckpointFormatError: the folder holds a model in another format.
+        CorruptCheckpointError: a file is damaged.
+    """
+    path = path.expanduser()
+    folder = path if (path / CONFIG_NAME).is_file() or not (path / _FACTORED).is_dir() else path / _FACTORED
+    if not (folder / CONFIG_NAME).is_file():
+        raise ModelNotFoundError(
+            f"{path} holds no artifact: there is neither a {CONFIG_NAME} nor a folder {_FACTORED}; name the output "
+            f"folder of a compression with the export {_FACTORED}"
+        )
+    # Teaches transformers to load it.
+    import rocket_core.hf  # noqa: F401
+
+    model = open_model(folder.resolve())
+    quantization = getattr(model.config, "quantization_config", None) or {}
+    if quantization.get("quant_method") != QUANT_METHOD:
+        raise CheckpointFormatError(
+            f"{folder} is not a factored artifact of Rocket: its values are not stored as they are trained; heal the "
+            f"export {_FACTORED} of the same compression"
+        )
+    return Artifact(model=model, checkpoint=open_checkpoint(model.path), report=_read_report(model.path))
+
+
+def original_name(artifact: Artifact, model: str | None, revision: str | None) -> tuple[str, str | None]:
+    """Return path or repository, and revision, of the model that an artifact was made from.
+
+    Args:
+        artifact: the artifact.
+        model: the user's choice; None takes the repository that its report names.
+        revision: branch, tag or commit, with the user's choice.
+
+    Raises:
+        InvalidConfigError: no choice was made, and the report does not say where the model is.
+    """
+    if model is not None:
+        return model, revision
+    report = artifact.report
+    if report is None or "/" not in report.model:
+        named = "its report does not name a model" if report is None else f"it was made from a folder {report.model!r}"
+        raise InvalidConfigError(f"{artifact.model.path}: {named}; name the original with --model")
+    return report.model, revision or report.revision
+
+
+def check_original(artifact: Artifact, original: ModelSource) -> None:
+    """Raise an error if a model is not the one that an artifact was made from, as far as its report tells.
+
+    Raises:
+        InvalidConfigError: the weights differ.
+    """
+    report = artifact.report
+    if report is None:
+        return
+    hub_and_folder = (original.commit is None) != (not (report.revision or "").startswith("sha256:"))
+    found = original.revision(open_checkpoint(original.folder))
+    if report.revision is not None and found != report.revision and not hub_and_folder:
+        raise InvalidConfigError(
+            f"{original.name} (revision {found}) is not the model that the artifact was made from, {report.model} "
+            f"(revision {report.revision}); name that one with --model"
+        )
+
+
+def _read_report(folder: Path) -> CompressionReport | None:
+    file = folder / REPORT_NAME
+    if not file.is_file():
+        return None
+    try:
+        return CompressionReport.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        raise CorruptCheckpointError(
+            f"{file} is not a report of this version of rocket-compress ({error.error_count()} problems); copy it "
+            "again, or remove it and name the original with --model"
+        ) from error

@@ -1,0 +1,138 @@
+"""The text of healing, drawn before long work starts."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from rocket_core.calibration.inputs import DecoderText
+from rocket_core.checkpoint import open_checkpoint
+from rocket_core.config import CalibrationConfig, HealingConfig
+from rocket_core.errors import EmptyCalibrationError, UnsupportedArchitectureError
+from rocket_core.evaluation import ModelFolder
+from rocket_core.evaluation.windows import batch_size
+from rocket_core.healing import HealingText, Schedule
+from rocket_core.inspection.dataset_names import local_path_of
+from rocket_core.inspection.healing_footprint import HealingSizes
+from rocket_core.models.architecture import Architecture, window_length
+
+# At most this part of the windows, and no more of them, are held out to choose the best values.
+_HELD_OUT_PART = 0.1
+_MOST_HELD_OUT = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealingPlan:
+    """Healing with all text that it reads.
+
+    Attributes:
+        text: the windows.
+        schedule: batches and learning rates.
+        dataset: name of the text, without its folder.
+        blocks: module names of the model's blocks.
+        sizes: sizes of the model.
+    """
+
+    text: HealingText
+    schedule: Schedule
+    dataset: str
+    blocks: tuple[str, ...]
+    sizes: HealingSizes
+
+    @property
+    def windows(self) -> Int64[Tensor, "windows length"]:
+        """All windows, in the order in which they were drawn."""
+        return torch.cat([self.text.training, self.text.held_out])
+
+    @property
+    def length(self) -> int:
+        """Tokens per window."""
+        return int(self.text.training.shape[1])
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that a step reads."""
+        return self.schedule.windows_per_step * self.length
+
+    @property
+    def call_tokens(self) -> int:
+        """Tokens that a call of a model reads."""
+        return min(self.schedule.windows_per_step, self.text.rows) * self.length
+
+
+def plan_healing(
+    original: ModelFolder,
+    architecture: Architecture,
+    settings: HealingConfig,
+    *,
+    windows: Int64[Tensor, "windows length"] | None = None,
+    token: str | None = None,
+) -> HealingPlan:
+    """Draw the text, so that problems with it are reported early.
+
+    Args:
+        original: the dense model.
+        architecture: its structure.
+        settings: amount and choice of text.
+        windows: the windows that a resumed run has drawn; None draws them.
+        token: the Hub's token, for gated data; None uses that of this machine's user, if any.
+
+    Raises:
+        UnsupportedArchitectureError: the model does not predict tokens.
+        InvalidConfigError: the sequence length is out of range.
+        CalibrationError: the text is too short or malformed.
+        HubUnavailableError: the text cannot be fetched from the Hub.
+    """
+    check_heals(original.predicts_tokens, str(original.path.name))
+    length = window_length(original.config, settings.sequence_length)
+    if windows is None:
+        windows = _draw(original, settings, length, token)
+    if len(windows) < 2:
+        raise EmptyCalibrationError(
+            f"healing needs at least two windows of {length} tokens, one of them held out, and the text of "
+            f"{settings.dataset!r} fills {len(windows)}; give more text or a shorter sequence length"
+        )
+    held_out = min(_MOST_HELD_OUT, max(1, int(_HELD_OUT_PART * len(windows))))
+    path = local_path_of(settings.dataset)
+    return HealingPlan(
+        text=HealingText(
+            training=windows[:-held_out],
+            held_out=windows[-held_out:],
+            rows=batch_size(original.config, length),
+        ),
+        schedule=Schedule.of(settings.tokens, windows=len(windows) - held_out, length=length, seed=settings.seed),
+        dataset=settings.dataset if path is None else path.name,
+        blocks=tuple(architecture.block_name(index) for index in range(len(architecture.layers))),
+        sizes=HealingSizes(
+            parameters=architecture.parameters,
+            trained=architecture.compressible_parameters,
+            blocks=len(architecture.layers),
+            hidden_size=int(original.config.get_text_config().hidden_size),
+            vocabulary=architecture.vocabulary,
+            stored_bytes=open_checkpoint(original.path).stored_bytes,
+        ),
+    )
+
+
+def check_heals(predicts_tokens: bool, model: str) -> None:
+    """Raise an error if a model cannot be healed.
+
+    Raises:
+        UnsupportedArchitectureError: it does not predict tokens.
+    """
+    if not predicts_tokens:
+        raise UnsupportedArchitectureError(f"{model} does not predict next tokens, and healing trains on nothing else")
+
+
+def windows_to_draw(settings: HealingConfig, length: int) -> int:
+    """Return the number of windows that healing reads at most, held-out ones included."""
+    return math.ceil(settings.tokens / length) + _MOST_HELD_OUT
+
+
+def _draw(original: ModelFolder, settings: HealingConfig, length: int, token: str | None) -> Tensor:
+    source = DecoderText(tokenizer=original.tokenizer, length=length)
+    samples = windows_to_draw(settings, length)
+    choice = CalibrationConfig(dataset=settings.dataset, samples=samples, seed=settings.seed)
+    return source.draw(choice, token=token).tensors["input_ids"]

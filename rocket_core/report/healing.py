@@ -1,0 +1,52 @@
+"""Results of healing, as they appear in reports. Loads no torch."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rocket_core.schema import FrozenModel
+
+_Count = Annotated[int, Field(ge=1)]
+_Divergence = Annotated[float, Field(ge=0)]
+
+
+class HealingPoint(FrozenModel):
+    """A point of the loss curve of healing."""
+
+    tokens: Annotated[int, Field(ge=0)]
+    """tokens read until then."""
+    training: _Divergence | None = None
+    """divergence on the tokens read since the point before, in nats per token; None if only `held_out` was measured."""
+    held_out: _Divergence | None = None
+    """divergence on the held-out windows, in nats per token; None if it was not measured."""
+
+
+class HealingReport(FrozenModel):
+    """How an artifact was healed, and what that changed."""
+
+    dataset: str
+    """name of the text."""
+    seed: int
+    """seed of the choice and the order of windows."""
+    sequence_length: _Count
+    """tokens per window."""
+    windows: _Count
+    """distinct windows that were read; again if the tokens asked for are more than theirs."""
+    held_out_windows: _Count
+    """windows of the same text that no step read."""
+    tokens: _Count
+    """tokens that all steps read."""
+    steps: _Count
+    """steps of the optimizer."""
+    learning_rate: Annotated[float, Field(gt=0)]
+    """largest learning rate, as a part of the root mean square of each tensor's numbers."""
+    trained_values: _Count
+    """numbers that were trained; those outside the support of a sparse layer are not counted."""
+    divergence_before: _Divergence
+    """mean KL divergence from the dense model on the held-out windows before the first step, in nats per token."""
+    divergence_after: _Divergence
+    """the same with the values that were kept: those with the least divergence on these windows."""
+    text_sha256: str
+    """hash of all windows."""
+    curve: tuple[HealingPoint, ...]
+    """the loss curve, by tokens."""

@@ -1,0 +1,114 @@
+"""Schedule, loss and steps of healing, on models that are one matrix."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from rocket_core.errors import NonFiniteCalibrationError
+from rocket_core.healing import HealingText, Schedule, Trainer, divergence_sum
+from tests.reference.language_models import divergence_of
+
+VOCABULARY, LENGTH = 7, 4
+
+
+class Bigrams(nn.Module):
+    """A model that predicts a token from the one before."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed)))
+
+    def forward(self, input_ids, use_cache):
+        assert not use_cache
+        return SimpleNamespace(logits=self.table[input_ids])
+
+
+def make_trainer(steps=40):
+    tokens = torch.randint(VOCABULARY, (12, LENGTH), generator=torch.Generator().manual_seed(3))
+    student = Bigrams(1)
+    return Trainer(
+        student,
+        Bigrams(2).requires_grad_(requires_grad=False),
+        {"table": student.table},
+        HealingText(training=tokens[:10], held_out=tokens[10:], rows=2),
+        Schedule(windows=10, windows_per_step=3, steps=steps, seed=0),
+    )
+
+
+def finish(trainer):
+    while not trainer.is_finished:
+        trainer.advance()
+    trainer.take_best()
+    return trainer
+
+
+def test_loss_is_the_divergence_of_the_definition():
+    generator = torch.Generator().manual_seed(0)
+    dense, compressed = torch.randn(2, 5, VOCABULARY, generator=generator, dtype=torch.float64)
+    expected = sum(divergence_of(p, q) for p, q in zip(dense.tolist(), compressed.tolist(), strict=True))
+    assert float(divergence_sum(dense, compressed)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 10**6, 2 * 10**6, 10**9])
+def test_a_schedule_reads_about_the_tokens_asked_for(tokens):
+    schedule = Schedule.of(tokens, windows=50, length=64, seed=0)
+    step = 64 * schedule.windows_per_step
+    assert abs(schedule.steps * step - tokens) <= max(step, tokens // 1000)
+    assert 2048 <= step <= 32768
+
+
+def test_every_window_is_read_once_before_any_again():
+    schedule = Schedule(windows=7, windows_per_step=3, steps=14, seed=5)
+    read = [window for step in range(14) for window in schedule.batch(step)]
+    turns = [read[start : start + 7] for start in range(0, len(read), 7)]
+    assert all(sorted(turn) == list(range(7)) for turn in turns)
+    assert len({tuple(turn) for turn in turns}) > 1
+
+
+def test_the_rate_rises_and_falls_to_nearly_zero():
+    schedule = Schedule(windows=1, windows_per_step=1, steps=200, seed=0)
+    rates = [schedule.rate(step) for step in range(200)]
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert max(rates) == 1
+    assert 0 < rates[-1] < 1e-3
+
+
+def test_training_lowers_the_divergence_and_keeps_the_best():
+    trainer = finish(make_trainer())
+    assert trainer.take_best() == min(trainer.held_out) < trainer.held_out[0]
+    assert len(trainer.losses) == 40
+    assert len(trainer.held_out) == 11
+
+
+@pytest.mark.parametrize("stop", [0, 1, 17, 40])
+def test_a_restored_training_ends_with_the_same_bits(stop):
+    undisturbed, before, after = finish(make_trainer()), make_trainer(), make_trainer()
+    while before.step < stop:
+        before.advance()
+    after.restore({name: tensor.clone() for name, tensor in before.state().items()})
+    finish(after)
+    assert torch.equal(after.values["table"], undisturbed.values["table"])
+    assert after.losses == undisturbed.losses
+    assert after.held_out == undisturbed.held_out
+
+
+def test_zeros_without_a_gradient_stay_zero():
+    trainer = make_trainer()
+    with torch.no_grad():
+        trainer.values["table"][0, 0] = 0
+    kept = torch.ones(VOCABULARY, VOCABULARY)
+    kept[0, 0] = 0
+    trainer.values["table"].register_hook(lambda gradient: gradient * kept)
+    finish(trainer)
+    assert trainer.values["table"][0, 0] == 0
+
+
+def test_a_divergence_that_is_not_finite_is_an_error():
+    trainer = make_trainer()
+    with torch.no_grad():
+        trainer.values["table"].fill_(torch.nan)
+    with pytest.raises(NonFiniteCalibrationError, match="nan after 0 steps"):
+        trainer.advance()
