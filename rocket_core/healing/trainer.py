@@ -12,7 +12,7 @@ from rocket_core.errors import NonFiniteCalibrationError
 from rocket_core.healing.divergence import divergence_sum
 from rocket_core.healing.schedule import Schedule
 
-# As a part of the root mean square of a tensor's numbers: factors have arbitrary scales, so that no absolute rate fits all.
+# As a part of the root mean square of a tensor's numbers. Factors have arbitrary scales, so no absolute rate fits all.
 LEARNING_RATE = 1e-2
 _BETAS = (0.9, 0.95)
 _EPSILON = 1e-12

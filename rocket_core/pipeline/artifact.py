@@ -43,7 +43,7 @@ def open_artifact(path: Path) -> Artifact:
         path: its folder, or the output folder of a compression that exported `factored`.
 
     Raises:
-        ModelNotFoundError: the folder does not exist, or is empty.
+        ModelNotFoundError: the folder holds no artifact.
         CheckpointFormatError: the folder holds a model in another format.
         CorruptCheckpointError: a file is damaged.
     """
