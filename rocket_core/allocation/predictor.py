@@ -104,7 +104,7 @@ class Predictor:
 
     def __init__(self, profile: ModelProfile) -> None:
         self.profile = profile
-        self._accepted = _reach_of_jobs(profile).ratio
+        self._accepted = _ratio_of_jobs(profile)
         self._allocator = self._by(profile.budget_unit, profile.layers_for(ByRatio(ratio=0.0)))
         # By the number of layers that they decide about.
         self._by_bytes: dict[int, Allocator] = {}
@@ -152,7 +152,7 @@ class Predictor:
             InvalidConfigError: the ratio is out of range.
             InfeasibleBudgetError: no choice of candidates is small enough, or a job would be refused.
         """
-        if self.reachable_ratio < ratio < 1:
+        if self._accepted < ratio < 1:
             raise InfeasibleBudgetError(
                 f"compression ratio {ratio} is out of reach: {self.reachable_ratio} is the largest of this model; ask "
                 "for that or less",
@@ -235,9 +235,14 @@ class Predictor:
         )
 
 
-def _reach_of_jobs(profile: ModelProfile) -> Reach:
-    """Return what a job with the settings of a profile takes to be reachable before it has one."""
+def _ratio_of_jobs(profile: ModelProfile) -> float:
+    """Return the largest ratio that a job with the settings of a profile accepts before it has one.
+
+    Methods that compress all layers alike have no profile to choose from, and their reach is that of the candidates.
+    """
     given = {name: profile.settings[name] for name in _DECISIVE if name in profile.settings}
+    if given.get("method", "rocket") != "rocket":
+        return 1.0
     config = CompressionConfig.model_validate(given | {"budget": profile.budget_unit})
     layers = profile.layers_for(ByRatio(ratio=0.0))
     return reach_of_layers(
@@ -246,4 +251,4 @@ def _reach_of_jobs(profile: ModelProfile) -> Reach:
         other_bytes=0,
         quantizes=config.quantizes,
         codes=config.code_choices,
-    )
+    ).ratio

@@ -26,7 +26,11 @@ def hub(monkeypatch):
     with FakeHub() as fake:
         fake.replace_the_hub(monkeypatch)
         weights = safetensors_bytes(llama_tensors())
-        fake.repositories["org/model"] = {"config.json": b'{"model_type": "llama"}', "model.safetensors": weights}
+        fake.repositories["org/model"] = {
+            "config.json": b'{"model_type": "llama"}',
+            "model.safetensors": weights,
+            "tokenizer.json": b"{}",
+        }
         yield fake
         utils.close_session()
 

@@ -150,6 +150,7 @@ def test_requests_to_a_slow_hub_leave_places_to_other_tenants(connect, authorize
         hub.repositories["org/model"] = {
             "config.json": b'{"model_type": "llama"}',
             "model.safetensors": safetensors_bytes(llama_tensors()),
+            "tokenizer.json": b"{}",
         }
         hub.silent = ["/api/models/org/slow"]
         # As many as may ask the Hub at once, of all tenants.

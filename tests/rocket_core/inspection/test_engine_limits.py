@@ -52,7 +52,7 @@ def test_mixtures_are_refused_with_the_reason(engine, model, count):
 @pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Qwen3Moe", "Olmoe"])
 def test_known_mixtures_are_accepted(engine, family):
     model = {"architectures": [f"{family}ForCausalLM"], "num_experts": 8}
-    check_engine(model, 2, compression_config(engine=engine, bits=5), "local/x")
+    check_engine(model, 2, compression_config(engine=engine, bits=5).reader, "local/x")
 
 
 def test_one_expert_is_no_mixture():

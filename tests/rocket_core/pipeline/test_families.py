@@ -36,7 +36,7 @@ def settings_of(text):
         return compression_config(
             ratio=RATIO,
             calibration=calibration | {"dataset": read},
-            **({"preset": "paper", "cap_slack": 0.01} | changes),
+            **({"preset": "paper", "cap_slack": 0.01, "export": ("factored", "dense")} | changes),
         )
 
     return make
