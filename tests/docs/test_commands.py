@@ -152,7 +152,7 @@ def test_every_page_is_tested_and_exceptions_have_reasons():
     assert {block.language for page in PAGES for block in blocks(page)} == {"sh", "python"}
     run = [page.stem for page in PAGES if script_of(page)]
     first = ["quickstart", "compress", "service", "calibration", "ratio", "load", "engines"]
-    assert run == [*first, "evaluate", "speed", "cost", "audit"]
+    assert run == [*first, "evaluate", "heal", "speed", "cost", "audit"]
 
 
 def test_untested_commands_exist():
