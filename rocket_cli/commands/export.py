@@ -59,7 +59,8 @@ def _run(
 ) -> tuple["ExportReport", "CompressionReport | None"]:
     set_thread_defaults(os.environ)
     with no_collection(lasting=True):
-        from rocket_core.exports.conversion import export_artifact, read_report
+        from rocket_core.exports.artifact_folder import read_report
+        from rocket_core.exports.conversion import export_artifact
 
     hide_library_bars()
     with progress_view(quiet=quiet) as view:

@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from rocket_core.engines import ExportKind
+from rocket_core.errors import CorruptCheckpointError
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, copy_file, read_file
 from rocket_core.inspection.unsafe_settings import without_code
 from rocket_core.report.html import render_report
@@ -65,6 +68,24 @@ def write_description(folder: Path, report: CompressionReport, kind: ExportKind,
     """
     _write(folder / CARD_NAME, model_card(report, kind, source).encode())
     write_report(folder, report)
+
+
+def read_report(folder: Path) -> CompressionReport | None:
+    """Return the report in the folder of an export; None if it has no report.
+
+    Raises:
+        CorruptCheckpointError: it is damaged, or of another version.
+    """
+    file = folder / REPORT_NAME
+    if not file.is_file():
+        return None
+    try:
+        return CompressionReport.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        raise CorruptCheckpointError(
+            f"{file} is damaged, or was written by another version of rocket-compress ({error.error_count()} "
+            "problems); copy it again, or remove it to go on without a report"
+        ) from error
 
 
 def write_report(folder: Path, report: CompressionReport) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from rocket_core.checkpoint import TensorEntry, TensorPlan, checkpoint_bytes, plan_copy, plan_tensor, write_checkpoint
@@ -24,7 +23,7 @@ from rocket_core.exports.stored_artifact import StoredArtifact, open_artifact
 from rocket_core.gguf_types import BlockType
 from rocket_core.hf.names import is_merged
 from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
-from rocket_core.report.schema import CompressionReport, ExportReport
+from rocket_core.report.schema import ExportReport
 from rocket_core.system.machine import free_disk, gibibytes
 
 LaterExport = Literal["dense", "gguf", "compressed-tensors"]
@@ -78,24 +77,6 @@ def export_artifact(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return report
-
-
-def read_report(folder: Path) -> CompressionReport | None:
-    """Return the report in the folder of an export; None if it has no report.
-
-    Raises:
-        InvalidConfigError: it is damaged, or of another version.
-    """
-    file = folder / artifact_folder.REPORT_NAME
-    if not file.is_file():
-        return None
-    try:
-        return CompressionReport.model_validate_json(file.read_bytes())
-    except ValidationError as error:
-        raise InvalidConfigError(
-            f"{file} is damaged, or was written by another version; copy it again, or remove it to export without a "
-            "card"
-        ) from error
 
 
 def _write(artifact: StoredArtifact, folder: Path, kind: LaterExport, on_step: _Report) -> int:
@@ -215,7 +196,7 @@ def _plain_source(entry: TensorEntry) -> GgufSource:
 
 
 def _describe(artifact: StoredArtifact, folder: Path, export: ExportReport) -> None:
-    report = read_report(artifact.folder)
+    report = artifact_folder.read_report(artifact.folder)
     if report is not None:
         others = tuple(other for other in report.exports if other.kind != export.kind)
         described = report.model_copy(update={"exports": (*others, export)})

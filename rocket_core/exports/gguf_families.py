@@ -261,7 +261,7 @@ def _check(config: Mapping[str, Any], family: Family) -> None:
     if family.tied and not is_tied(config, family):
         raise _refuse(f"a head that is not the token embedding, which {family.arch} has no place for")
     if family.untied and is_tied(config, family):
-        raise _refuse(f"a head that is the token embedding, and {family.arch} needs one of its own")
+        raise _refuse(f"a head that is the token embedding, and {family.arch} needs a separate one")
     if config.get("partial_rotary_factor", 1.0) != 1.0 and family.arch != "phi3":
         raise _refuse("rotations of a part of each head")
     _check_heads(config, family)

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from rocket_core.checkpoint import Checkpoint, ModelSource, open_checkpoint
-from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError, InvalidConfigError, ModelNotFoundError
+from rocket_core.errors import CheckpointFormatError, InvalidConfigError, ModelNotFoundError
 from rocket_core.evaluation import ModelFolder, open_model
-from rocket_core.exports.artifact_folder import REPORT_NAME
+from rocket_core.exports.artifact_folder import read_report
 from rocket_core.inspection.model_files import CONFIG_NAME
 from rocket_core.layers import QUANT_METHOD
 from rocket_core.report.schema import CompressionReport
@@ -64,7 +62,7 @@ def open_artifact(path: Path) -> Artifact:
             f"{folder} is not a factored artifact of Rocket: its values are not stored as they are trained; heal the "
             f"export {_FACTORED} of the same compression"
         )
-    return Artifact(model=model, checkpoint=open_checkpoint(model.path), report=_read_report(model.path))
+    return Artifact(model=model, checkpoint=open_checkpoint(model.path), report=read_report(model.path))
 
 
 def original_name(artifact: Artifact, model: str | None, revision: str | None) -> tuple[str, str | None]:
@@ -103,16 +101,3 @@ def check_original(artifact: Artifact, original: ModelSource) -> None:
             f"{original.name} (revision {found}) is not the model that the artifact was made from, {report.model} "
             f"(revision {report.revision}); name that one with --model"
         )
-
-
-def _read_report(folder: Path) -> CompressionReport | None:
-    file = folder / REPORT_NAME
-    if not file.is_file():
-        return None
-    try:
-        return CompressionReport.model_validate_json(file.read_bytes())
-    except ValidationError as error:
-        raise CorruptCheckpointError(
-            f"{file} is not a report of this version of rocket-compress ({error.error_count()} problems); copy it "
-            "again, or remove it and name the original with --model"
-        ) from error

@@ -16,7 +16,7 @@ class ScaledLinear(nn.Module):
     """A linear layer with the weight `code · scale`, whose codes are fixed and whose scales are parameters.
 
     Args:
-        layer: the quantized layer that it stands for, with scales in float16.
+        layer: the quantized layer that it replaces, with scales in float16.
 
     Attributes:
         codes: integers by output, then input.

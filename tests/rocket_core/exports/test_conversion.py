@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import rocket_core.hf  # noqa: F401 (registers the format)
 from rocket_core.config import compression_config
 from rocket_core.errors import CorruptCheckpointError, InvalidConfigError, ModelNotFoundError, UnsupportedExportError
-from rocket_core.exports.conversion import export_artifact, read_report
+from rocket_core.exports.artifact_folder import read_report
+from rocket_core.exports.conversion import export_artifact
 from rocket_core.pipeline import compress
 from tests.reference.tiny_mixtures import MIXTURES, inputs, save_tiny_mixture
 from tests.reference.tiny_models import save_tiny_model
@@ -179,5 +180,5 @@ def test_an_artifact_without_report_is_exported_without_card(compressed, tmp_pat
     assert read_report(tmp_path / "later") is None
     assert weights(tmp_path / "later") == weights(output / "dense")
     (folder / "report.json").write_text("{}")
-    with pytest.raises(InvalidConfigError, match=r"report\.json is damaged"):
+    with pytest.raises(CorruptCheckpointError, match=r"report\.json is damaged"):
         export_artifact(folder, tmp_path / "again", "dense")

@@ -127,7 +127,7 @@ def test_only_llama_has_its_rows_reordered(name, folder):
         ("mixtral", {"num_experts_per_tok": 5}, "5 of 4 experts"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
         ("olmoe", {"num_key_value_heads": 2}, "2 heads of keys"),
-        ("olmoe", {"tie_word_embeddings": True}, "needs one of its own"),
+        ("olmoe", {"tie_word_embeddings": True}, "needs a separate one"),
         ("qwen2_moe", {"head_dim": 32}, "4 heads of size 32"),
     ],
 )
