@@ -135,6 +135,18 @@ HealingTokens = Annotated[
         help="Tokens to read, such as 500k or 2M; text that has fewer is read again.",
     ),
 ]
+Heal = Annotated[
+    int | None,
+    typer.Option(
+        "--heal",
+        metavar="TOKENS",
+        parser=_tokens,
+        help="Train the numbers that the result stores on so many tokens of the calibration text, such as 2M, towards "
+        "the predictions of the original: wins back a part of what was lost, at the same size. Requires memory for two "
+        "copies of the model. Not with --for vllm or llama.cpp.",
+        show_default="no training",
+    ),
+]
 Calibration = Annotated[
     str,
     typer.Option(

@@ -203,7 +203,7 @@ def _plan(source: ModelSource, config: HealingConfig, work: WorkFolder, token: s
 def _heal(prepared: _PreparedHealing, monitor: Monitor) -> HealingReport:
     work, artifact = prepared.work, prepared.artifact
     with monitor.stage("healing"):
-        state = HealingState(work.path / "healing")
+        state = HealingState.within(work.path)
         healed, report = heal_artifact(
             prepared.plan, artifact.model, prepared.original, prepared.device, state, monitor
         )

@@ -20,7 +20,9 @@ from rocket_core.errors import (
     InfeasibleBudgetError,
     InvalidConfigError,
 )
+from rocket_core.evaluation import open_model
 from rocket_core.inspection.hub import HubAccess, offline
+from rocket_core.inspection.preconditions import DEFAULT_WINDOW_LENGTH
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.open_work import open_work
 from rocket_core.pipeline.preflight import calibration_inputs, prepare_run, run_identity
@@ -36,7 +38,7 @@ from rocket_core.pipeline.report_builder import (
     totals_report,
     without_paths,
 )
-from rocket_core.pipeline.requirements import check_benchmark, check_evaluation
+from rocket_core.pipeline.requirements import check_benchmark, check_evaluation, check_healing
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.artifact_size import spare_bytes
 from rocket_core.pipeline.stages.benchmark import measure_exports
@@ -46,14 +48,18 @@ from rocket_core.pipeline.stages.compress_sequentially import SequentialCompress
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan, evaluate_export, plan_evaluation
 from rocket_core.pipeline.stages.export import stored_bytes, write_export
+from rocket_core.pipeline.stages.healed_layers import heal_layers
+from rocket_core.pipeline.stages.healing_plan import HealingPlan, plan_healing
 from rocket_core.pipeline.stages.profile import allocate_layers, profile_layers
 from rocket_core.pipeline.stages.publish import check_output_free, check_same_measurements, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
 from rocket_core.pipeline.stages.token_tables import compress_tables
 from rocket_core.pipeline.stages.units import group_units
+from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.report.healing import HealingPoint
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import CompressionReport, ExportReport, StageReport
 from rocket_core.report.speed import SpeedReport
@@ -72,6 +78,7 @@ class _PreparedRun:
         work: the claimed work folder.
         monitor: notified of every step.
         calibration: calibration inputs.
+        healing: the planned healing; None if nothing is trained.
         plan: the planned evaluation; None if the result is not evaluated.
         profile_cache: the cached profile that the run uses or creates.
     """
@@ -82,6 +89,7 @@ class _PreparedRun:
     work: WorkFolder
     monitor: Monitor
     calibration: CalibrationInputs
+    healing: HealingPlan | None
     plan: EvaluationPlan | None
     profile_cache: RunProfileCache
 
@@ -103,6 +111,7 @@ def compress(
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
     on_profiled: Callable[[ModelProfile], None] = lambda _profile: None,
     on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None,
+    on_healing: Callable[[HealingPoint], None] = lambda _point: None,
     should_cancel: Callable[[], bool] = lambda: False,
 ) -> CompressionReport:
     """Compress a model and write the artifacts, each into its own folder under `output`.
@@ -130,6 +139,8 @@ def compress(
             run reports those of the earlier one again.
         on_profiled: called with all profiles together once the last one is complete.
         on_allocation: called with every layer's name and the candidate that the knapsack chose, in model order.
+        on_healing: called with every point of the loss curve of healing; a resumed run reports those of the earlier one
+            again.
         should_cancel: called at every step; True ends the run, and finished work is kept.
 
     Returns:
@@ -148,6 +159,7 @@ def compress(
             on_profile=on_profile,
             on_profiled=on_profiled,
             on_allocation=on_allocation,
+            on_healing=on_healing,
             should_cancel=should_cancel,
         )
         with _open_run(output, config, callbacks, meter, download) as (work, monitor):
@@ -258,14 +270,25 @@ def _open_run(
     download: StageReport | None,
 ) -> Iterator[tuple[WorkFolder, Monitor]]:
     """Yield the work folder of a run and its monitor; remove the folder of a run that failed without any layer."""
-    requested = {"healing": False, "evaluating": config.evaluate is not None, "benchmarking": config.benchmark}
+    requested = {
+        "healing": config.heal_tokens is not None,
+        "evaluating": config.evaluate is not None,
+        "benchmarking": config.benchmark,
+    }
     left_out = [stage for stage in STAGES if not requested.get(stage, True)]
     compresses = config.target is not None
 
     def monitor_of(costs: Costs) -> Monitor:
         if download is not None:
             costs.include(download)
-        return Monitor(callbacks, costs, left_out=left_out, compresses=compresses, refines=config.refine)
+        return Monitor(
+            callbacks,
+            costs,
+            left_out=left_out,
+            compresses=compresses,
+            refines=config.refine,
+            healing_passes=_healing_passes(config),
+        )
 
     with open_work(output, config.device, meter, monitor_of) as (work, monitor):
         try:
@@ -274,6 +297,14 @@ def _open_run(
             if work.is_ours:
                 work.remove_if_idle()
             raise
+
+
+def _healing_passes(config: CompressionConfig) -> float | None:
+    """Return the tokens that healing reads, in multiples of those of the calibration; None if nothing is healed."""
+    if config.heal_tokens is None:
+        return None
+    length = config.calibration.sequence_length or DEFAULT_WINDOW_LENGTH
+    return config.heal_tokens / (config.calibration.samples * length)
 
 
 def _prepare(
@@ -292,10 +323,15 @@ def _prepare(
     check_output_free(output, work, run.config.export)
     profile_cache = RunProfileCache(profiles, profile_identity(identity, run.method))
     calibration = profile_cache.inputs(work) or calibration_inputs(run, work, token=token)
+    healing = _plan_healing(run, work, token)
     plan = plan_evaluation(run, token=token)
     needed = profile_cache.check_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
+    if healing is not None:
+        needed = max(needed, check_healing(healing, run.source.name, run.device, output))
     monitor.requires(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
     work.claim(identity, calibration)
+    if healing is not None:
+        HealingState.within(work.path).save_windows(healing.windows)
     profile_cache.restore_into(work, calibration)
     return _PreparedRun(
         run=run,
@@ -304,9 +340,18 @@ def _prepare(
         work=work,
         monitor=monitor,
         calibration=calibration,
+        healing=healing,
         plan=plan,
         profile_cache=profile_cache,
     )
+
+
+def _plan_healing(run: Run, work: WorkFolder, token: str | None) -> HealingPlan | None:
+    settings = run.config.healing
+    if settings is None or run.config.target is None:
+        return None
+    windows = HealingState.within(work.path).windows() if work.is_claimed else None
+    return plan_healing(open_model(run.source.folder), run.architecture, settings, windows=windows, token=token)
 
 
 def _profile(prepared: _PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
@@ -343,8 +388,12 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
             compress_layers(run, prepared.calibration, work, units, sizes, monitor)
     refined = work.refined_blocks()
     layers = layer_reports(allocation, decided, selected, work, refined)
+    by_name = {layer.name: layer for layer in layers}
+    healing = None
+    if prepared.healing is not None:
+        with monitor.stage("healing"):
+            healing = heal_layers(run, prepared.healing, by_name, work, monitor)
     with monitor.stage("exporting"):
-        by_name = {layer.name: layer for layer in layers}
         folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
     evaluation, speed = _measure(prepared, folders)
     exports = tuple(
@@ -366,6 +415,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         tables=tuple(layer.name for layer in decided[len(profile.layers) :]),
         skipped=run.skipped | skipped,
         refinement=block_reports(run, refined),
+        healing=healing,
         evaluation=evaluation,
         speed=speed,
     )
