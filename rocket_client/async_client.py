@@ -136,6 +136,31 @@ class AsyncRocket:
         call = _endpoints.profile(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return await self._transport.call(call)
 
+    async def heal(
+        self,
+        job_id: str,
+        *,
+        tokens: int,
+        dataset: str | None = None,
+        sequence_length: int | None = None,
+        seed: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """See `Rocket.heal`."""
+        settings: dict[str, object] = {
+            "tokens": tokens,
+            "dataset": dataset,
+            "sequence_length": sequence_length,
+            "seed": seed,
+            "metadata": metadata,
+            "queue": queue,
+        }
+        call = _endpoints.heal(job_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
+        return await self._transport.call(call)
+
     async def estimate(
         self,
         model_id: str,

@@ -163,6 +163,46 @@ class Rocket:
         call = _endpoints.profile(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
+    def heal(
+        self,
+        job_id: str,
+        *,
+        tokens: int,
+        dataset: str | None = None,
+        sequence_length: int | None = None,
+        seed: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """Submit a job that heals the result of another one: trains it towards the original, at the same size.
+
+        Args:
+            job_id: a job that has succeeded and exported `factored`.
+            tokens: tokens to train on.
+            dataset: text to train on; None takes that of the job's calibration.
+            sequence_length: tokens per window; None takes that of the job's calibration.
+            seed: seed of the choice and the order of windows; None takes that of the job's calibration.
+            metadata: as in `submit`.
+            queue: as in `submit`.
+            idempotency_key: as in `submit`.
+            hub_token: as in `submit`.
+
+        Raises:
+            ProblemError: the server refuses the request.
+        """
+        settings: dict[str, object] = {
+            "tokens": tokens,
+            "dataset": dataset,
+            "sequence_length": sequence_length,
+            "seed": seed,
+            "metadata": metadata,
+            "queue": queue,
+        }
+        call = _endpoints.heal(job_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
+        return self._transport.call(call)
+
     def estimate(
         self,
         model_id: str,

@@ -167,17 +167,17 @@ def _curve(plan: HealingPlan, trainer: Trainer) -> tuple[HealingPoint, ...]:
     """Return the loss curve so far; points are only added while training continues."""
     every = math.ceil(plan.schedule.steps / _POINTS)
     points = [
-        HealingPoint(tokens=stop * plan.step_tokens, training=max(0.0, math.fsum(losses) / len(losses)))
+        HealingPoint(step=stop, tokens=stop * plan.step_tokens, training=max(0.0, math.fsum(losses) / len(losses)))
         for start in range(0, trainer.step, every)
         for stop in [min(start + every, plan.schedule.steps)]
         if stop <= trainer.step
         for losses in [trainer.losses[start:stop]]
     ]
     points += [
-        HealingPoint(tokens=step * plan.step_tokens, held_out=max(0.0, value))
+        HealingPoint(step=step, tokens=step * plan.step_tokens, held_out=max(0.0, value))
         for step, value in zip(trainer.measured_at, trainer.held_out, strict=False)
     ]
-    return tuple(sorted(points, key=lambda point: (point.tokens, point.training is None)))
+    return tuple(sorted(points, key=lambda point: point.order))
 
 
 def _report(plan: HealingPlan, trainer: Trainer, trained: int) -> HealingReport:

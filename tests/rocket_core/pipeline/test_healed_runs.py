@@ -73,6 +73,7 @@ def test_the_dense_export_is_healed_as_well(runs):
         torch.testing.assert_close(within[name], tensor, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.soak  # `tests/worker/test_job_healing.py` kills a job.
 @pytest.mark.parametrize("runs", ["refined"], indirect=True)
 def test_killed_twice_it_ends_with_the_same_bytes(tmp_path, runs, model_folder):
     folder, whole, _, points, config = runs
@@ -95,26 +96,32 @@ def test_killed_twice_it_ends_with_the_same_bytes(tmp_path, runs, model_folder):
         assert weights(tmp_path / "out" / export) == weights(folder / "within" / export)
 
 
-def test_a_cancelled_run_resumes_at_its_checkpoint(tmp_path, model_folder, healing):
-    model, config = str(model_folder("llama")), healing()
-    stages, points, resumed = [], [], []
-
-    def cancelled():
-        return len(points) == 5
-
+def test_a_cancelled_run_resumes_at_its_checkpoint(tmp_path, runs, model_folder):
+    folder, whole, _, points, config = runs
+    seen, steps = [], []
     with pytest.raises(CompressionCancelledError, match="healing"):
-        compress(model, tmp_path, config, on_healing=points.append, should_cancel=cancelled)
+        compress(
+            str(model_folder("llama")),
+            tmp_path,
+            config,
+            on_healing=seen.append,
+            should_cancel=lambda: len(seen) == 5,
+        )
+    assert seen == points[:5]
+
+    def on_progress(progress):
+        if progress.stage == "healing" and progress.layer is not None:
+            steps.append(progress.layer)
+
+    resumed = []
     report = compress(
-        model,
-        tmp_path,
-        config,
-        resume=True,
-        on_healing=resumed.append,
-        on_progress=lambda progress: stages.append((progress.stage, progress.layer)),
+        str(model_folder("llama")), tmp_path, config, resume=True, on_healing=resumed.append, on_progress=on_progress
     )
-    assert resumed[:5] == points
-    steps = [int(layer.split()[1]) for stage, layer in stages if stage == "healing" and layer]
-    assert 1 < steps[0] < report.healing.steps
+    assert resumed == points
+    assert 0 < len(set(steps)) < report.healing.steps
+    assert report.healing == whole.healing
+    for export in ("factored", "dense"):
+        assert weights(tmp_path / export) == weights(folder / "within" / export)
 
 
 def test_settings_of_another_healing_are_another_run(tmp_path, model_folder, healing):
