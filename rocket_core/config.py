@@ -154,7 +154,7 @@ _Config = TypeVar("_Config", bound=FrozenModel)
 HealingTokens = Annotated[int, Field(ge=1, le=10**12)]
 """Tokens that healing reads."""
 DEFAULT_HEALING_TOKENS = 2_000_000
-"""Tokens where nobody says how many."""
+"""Tokens where a command or a form is not told how many."""
 
 # Inside the output folder, until the artifacts are complete.
 WORK_FOLDER_NAME = ".rocket-work"

@@ -151,7 +151,7 @@ def list_events(context: Context, owner: str, job_id: str, *, after: int, limit:
 
 
 def list_healing_points(context: Context, owner: str, job_id: str) -> Sequence[HealingPoint]:
-    """Return the loss curve of a job's healing so far; empty if it does not heal, or has not begun to.
+    """Return the loss curve of a job's healing so far; empty before the first point, or without any.
 
     Raises:
         JobNotFoundError: the job does not exist, or is not the tenant's.

@@ -46,6 +46,6 @@ def list_typed_events(session: Session, job_id: str, kind: str) -> list[JobEvent
 
 
 def find_last_event(session: Session, job_id: str, kind: str) -> JobEvent | None:
-    """Return the newest event of one type; None if there is none."""
+    """Return the newest event of one type; None if none exists."""
     statement = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == kind)
     return session.scalars(statement.order_by(JobEvent.sequence.desc()).limit(1)).one_or_none()
