@@ -141,23 +141,14 @@ class AsyncRocket:
         job_id: str,
         *,
         tokens: int,
-        dataset: str | None = None,
-        sequence_length: int | None = None,
-        seed: int | None = None,
+        calibration: Mapping[str, JsonValue] | None = None,
         metadata: Mapping[str, str] | None = None,
         queue: str | None = None,
         idempotency_key: str | None = None,
         hub_token: str | None = None,
     ) -> Job:
         """See `Rocket.heal`."""
-        settings: dict[str, object] = {
-            "tokens": tokens,
-            "dataset": dataset,
-            "sequence_length": sequence_length,
-            "seed": seed,
-            "metadata": metadata,
-            "queue": queue,
-        }
+        settings = {"tokens": tokens, "metadata": metadata, "queue": queue, **(calibration or {})}
         call = _endpoints.heal(job_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return await self._transport.call(call)
 

@@ -124,15 +124,9 @@ class Rocket:
             InvalidArgumentError: not exactly one of ratio, target_bytes and bits is given, or it is not a number.
             ProblemError: the server refuses the request.
         """
-        settings: dict[str, object] = {
-            "revision": revision,
-            "calibration": calibration,
-            "evaluate": evaluate,
-            "benchmark": benchmark,
-            "options": options,
-            "metadata": metadata,
-            "queue": queue,
-        } | target(ratio, target_bytes, bits, options)
+        settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
+        settings |= {"benchmark": benchmark, "options": options, "metadata": metadata, "queue": queue}
+        settings |= target(ratio, target_bytes, bits, options)
         call = _endpoints.submit(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
@@ -153,13 +147,8 @@ class Rocket:
         A later `submit` with the same model, calibration and options reuses the profile. Arguments and errors are those
         of `submit`.
         """
-        settings = {
-            "revision": revision,
-            "calibration": calibration,
-            "options": options,
-            "metadata": metadata,
-            "queue": queue,
-        }
+        settings: dict[str, object] = {"revision": revision, "calibration": calibration, "options": options}
+        settings |= {"metadata": metadata, "queue": queue}
         call = _endpoints.profile(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
@@ -168,9 +157,7 @@ class Rocket:
         job_id: str,
         *,
         tokens: int,
-        dataset: str | None = None,
-        sequence_length: int | None = None,
-        seed: int | None = None,
+        calibration: Mapping[str, JsonValue] | None = None,
         metadata: Mapping[str, str] | None = None,
         queue: str | None = None,
         idempotency_key: str | None = None,
@@ -178,28 +165,11 @@ class Rocket:
     ) -> Job:
         """Submit a job that heals the result of another one: trains it towards the original, at the same size.
 
-        Args:
-            job_id: a job that has succeeded and exported `factored`.
-            tokens: tokens to train on.
-            dataset: text to train on; None takes that of the job's calibration.
-            sequence_length: tokens per window; None takes that of the job's calibration.
-            seed: seed of the choice and the order of windows; None takes that of the job's calibration.
-            metadata: as in `submit`.
-            queue: as in `submit`.
-            idempotency_key: as in `submit`.
-            hub_token: as in `submit`.
-
-        Raises:
-            ProblemError: the server refuses the request.
+        `job_id` is a job that has succeeded and exported `factored`, `tokens` how many to train on, `calibration` the
+        text: `dataset`, `sequence_length`, `seed`, by default those of the job. Other arguments and errors are those of
+        `submit`.
         """
-        settings: dict[str, object] = {
-            "tokens": tokens,
-            "dataset": dataset,
-            "sequence_length": sequence_length,
-            "seed": seed,
-            "metadata": metadata,
-            "queue": queue,
-        }
+        settings = {"tokens": tokens, "metadata": metadata, "queue": queue, **(calibration or {})}
         call = _endpoints.heal(job_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
@@ -236,19 +206,11 @@ class Rocket:
         return self._transport.call(_endpoints.upload(file))
 
     def get_upload(self, upload_id: str) -> Upload:
-        """Return an upload.
-
-        Args:
-            upload_id: `upload/ID`.
-        """
+        """Return an upload, whose id is `upload/ID`."""
         return self._transport.call(_endpoints.get_upload(upload_id))
 
     def delete_upload(self, upload_id: str) -> None:
-        """Delete an upload that no job needs any longer.
-
-        Args:
-            upload_id: `upload/ID`.
-        """
+        """Delete an upload that no job needs any longer; its id is `upload/ID`."""
         self._transport.send(_endpoints.delete_upload(upload_id))
 
     def get_job(self, job_id: str) -> Job:
@@ -262,15 +224,12 @@ class Rocket:
         patience: float = LASTING_PATIENCE,
         on_news: Callable[[Event | Progress], None] = noop,
     ) -> Job:
-        """Wait until a job has ended, also while the server restarts.
+        """Wait until a job has ended, also while the server restarts, and return it.
 
         Args:
             job_id: the job.
             patience: seconds without an answer from the server before giving up.
             on_news: called with everything that `events` yields.
-
-        Returns:
-            The ended job.
         """
         for news in self.events(job_id, patience=patience):
             on_news(news)
@@ -341,12 +300,7 @@ class Rocket:
         return self._transport.call(_endpoints.layers(job_id)).data
 
     def list_profiles(self, *, after: str | None = None, limit: int = 20) -> ProfilePage:
-        """Return a page of profiles, newest first.
-
-        Args:
-            after: id of the last profile already seen.
-            limit: most profiles to return, 1 to 100.
-        """
+        """Return a page of at most `limit` profiles, newest first, from the one after `after`."""
         return self._transport.call(_endpoints.list_profiles(after=after, limit=limit))
 
     def get_profile(self, profile_id: str) -> Profile:

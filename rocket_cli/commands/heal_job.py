@@ -24,10 +24,9 @@ def heal_job(
 
     The numbers that its layers store are trained towards the predictions of the model that it was made from.
     """
+    text = {"dataset": calibration, "sequence_length": sequence_length, "seed": seed}
     submit_job(
-        lambda rocket, arguments: rocket.heal(
-            job_id, tokens=tokens, dataset=calibration, sequence_length=sequence_length, seed=seed, **arguments
-        ),
+        lambda rocket, arguments: rocket.heal(job_id, tokens=tokens, calibration=text, **arguments),
         job_id,
         ServerOptions(calibration=calibration),
         submission,

@@ -24,7 +24,7 @@ from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.requirements import check_healing
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.download import obtain_model
-from rocket_core.pipeline.stages.export import stored_bytes
+from rocket_core.pipeline.stages.export import export_reports
 from rocket_core.pipeline.stages.heal import heal_artifact
 from rocket_core.pipeline.stages.healed_artifact import write_dense, write_healed
 from rocket_core.pipeline.stages.healing_plan import HealingPlan, plan_healing
@@ -34,7 +34,7 @@ from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.healing import HealingPoint, HealingReport
-from rocket_core.report.schema import CompressionReport, ExportReport, StageReport
+from rocket_core.report.schema import CompressionReport, StageReport
 from rocket_core.schema import FrozenModel
 from rocket_core.system.devices import resolve_device
 from rocket_core.system.energy import EnergyMeter
@@ -260,13 +260,10 @@ def _healed_report(
     stages: tuple[StageReport, ...],
 ) -> CompressionReport:
     """Return the report of the compression with what healing changed; what was measured before it is left out."""
-    exports = tuple(
-        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
-    )
     added = [stage for stage in stages if stage.name in ("healing", "exporting")]
     return before.model_copy(
         update={
-            "exports": exports,
+            "exports": export_reports(folders),
             "stages": (*before.stages, *added),
             "healing": healing,
             "evaluation": None,

@@ -1,6 +1,6 @@
 """`compress` and `profile_model`: the stages in order."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,6 @@ from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import ModelSource
 from rocket_core.config import STAGES, CompressionConfig
-from rocket_core.engines import ExportKind
 from rocket_core.errors import (
     CalibrationError,
     CheckpointError,
@@ -20,9 +19,7 @@ from rocket_core.errors import (
     InfeasibleBudgetError,
     InvalidConfigError,
 )
-from rocket_core.evaluation import open_model
 from rocket_core.inspection.hub import HubAccess, offline
-from rocket_core.inspection.preconditions import DEFAULT_WINDOW_LENGTH
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.open_work import open_work
 from rocket_core.pipeline.preflight import calibration_inputs, prepare_run, run_identity
@@ -41,15 +38,15 @@ from rocket_core.pipeline.report_builder import (
 from rocket_core.pipeline.requirements import check_benchmark, check_evaluation, check_healing
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.artifact_size import spare_bytes
-from rocket_core.pipeline.stages.benchmark import measure_exports
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.compress import compress_layers
 from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
 from rocket_core.pipeline.stages.download import obtain_model
-from rocket_core.pipeline.stages.evaluate import EvaluationPlan, evaluate_export, plan_evaluation
-from rocket_core.pipeline.stages.export import stored_bytes, write_export
-from rocket_core.pipeline.stages.healed_layers import heal_layers
-from rocket_core.pipeline.stages.healing_plan import HealingPlan, plan_healing
+from rocket_core.pipeline.stages.evaluate import EvaluationPlan, plan_evaluation
+from rocket_core.pipeline.stages.export import export_reports, write_export
+from rocket_core.pipeline.stages.healed_layers import heal_layers, healing_passes, plan_layer_healing
+from rocket_core.pipeline.stages.healing_plan import HealingPlan
+from rocket_core.pipeline.stages.measurements import measure
 from rocket_core.pipeline.stages.profile import allocate_layers, profile_layers
 from rocket_core.pipeline.stages.publish import check_output_free, check_same_measurements, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
@@ -60,9 +57,7 @@ from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_ident
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.healing import HealingPoint
-from rocket_core.report.quality import EvaluationReport
-from rocket_core.report.schema import CompressionReport, ExportReport, StageReport
-from rocket_core.report.speed import SpeedReport
+from rocket_core.report.schema import CompressionReport, StageReport
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.target import Target
 
@@ -287,7 +282,7 @@ def _open_run(
             left_out=left_out,
             compresses=compresses,
             refines=config.refine,
-            healing_passes=_healing_passes(config),
+            healing_passes=healing_passes(config),
         )
 
     with open_work(output, config.device, meter, monitor_of) as (work, monitor):
@@ -297,14 +292,6 @@ def _open_run(
             if work.is_ours:
                 work.remove_if_idle()
             raise
-
-
-def _healing_passes(config: CompressionConfig) -> float | None:
-    """Return the tokens that healing reads, in multiples of those of the calibration; None if nothing is healed."""
-    if config.heal_tokens is None:
-        return None
-    length = config.calibration.sequence_length or DEFAULT_WINDOW_LENGTH
-    return config.heal_tokens / (config.calibration.samples * length)
 
 
 def _prepare(
@@ -323,7 +310,7 @@ def _prepare(
     check_output_free(output, work, run.config.export)
     profile_cache = RunProfileCache(profiles, profile_identity(identity, run.method))
     calibration = profile_cache.inputs(work) or calibration_inputs(run, work, token=token)
-    healing = _plan_healing(run, work, token)
+    healing = plan_layer_healing(run, work, token=token)
     plan = plan_evaluation(run, token=token)
     needed = profile_cache.check_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
     if healing is not None:
@@ -344,14 +331,6 @@ def _prepare(
         plan=plan,
         profile_cache=profile_cache,
     )
-
-
-def _plan_healing(run: Run, work: WorkFolder, token: str | None) -> HealingPlan | None:
-    settings = run.config.healing
-    if settings is None or run.config.target is None:
-        return None
-    windows = HealingState.within(work.path).windows() if work.is_claimed else None
-    return plan_healing(open_model(run.source.folder), run.architecture, settings, windows=windows, token=token)
 
 
 def _profile(prepared: _PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
@@ -395,10 +374,8 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
             healing = heal_layers(run, prepared.healing, by_name, work, monitor)
     with monitor.stage("exporting"):
         folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
-    evaluation, speed = _measure(prepared, folders)
-    exports = tuple(
-        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
-    )
+    evaluation, speed = measure(run, prepared.plan, folders, work, monitor)
+    exports = export_reports(folders)
     report = CompressionReport(
         rocket_version=__version__,
         fingerprint=prepared.identity.fingerprint,
@@ -421,18 +398,3 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
     )
     publish(run.source.folder, prepared.output, work, report, folders)
     return report
-
-
-def _measure(
-    prepared: _PreparedRun, folders: Mapping[ExportKind, Path]
-) -> tuple[EvaluationReport | None, SpeedReport | None]:
-    """Return the quality and the speed of the artifacts, each None unless it is requested."""
-    run, work, monitor = prepared.run, prepared.work, prepared.monitor
-    evaluation = speed = None
-    if prepared.plan is not None:
-        with monitor.stage("evaluating"):
-            evaluation = evaluate_export(run, prepared.plan, folders, work, monitor)
-    if run.config.benchmark:
-        with monitor.stage("benchmarking"):
-            speed = measure_exports(run, folders, work, monitor)
-    return evaluation, speed

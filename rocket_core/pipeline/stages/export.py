@@ -34,7 +34,7 @@ from rocket_core.pipeline.stages.stored_weight import (
 )
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
-from rocket_core.report.schema import LayerReport
+from rocket_core.report.schema import ExportReport, LayerReport
 
 StoredExport = Literal["factored", "dense", "compressed-tensors"]
 """Exports of safetensors."""
@@ -130,6 +130,13 @@ def _plans(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, 
             yield _plan_experts(run, work, entry, experts)
         else:
             yield plan_untouched(run, trained.get(key, entry))
+
+
+def export_reports(folders: Mapping[ExportKind, Path]) -> tuple[ExportReport, ...]:
+    """Return the reports on written artifacts."""
+    return tuple(
+        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
+    )
 
 
 def stored_bytes(folder: Path) -> int:

@@ -4,17 +4,48 @@ import shutil
 from collections.abc import Mapping
 
 from rocket_core.checkpoint import TensorEntry
+from rocket_core.config import CompressionConfig
 from rocket_core.evaluation import open_model
+from rocket_core.inspection.preconditions import DEFAULT_WINDOW_LENGTH
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.export import write_unhealed
 from rocket_core.pipeline.stages.heal import finished_healing, heal_artifact
-from rocket_core.pipeline.stages.healing_plan import HealingPlan
+from rocket_core.pipeline.stages.healing_plan import HealingPlan, plan_healing
 from rocket_core.pipeline.stages.stored_weight import stored_tensors
 from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.healing import HealingReport
 from rocket_core.report.schema import LayerReport
+
+
+def healing_passes(config: CompressionConfig) -> float | None:
+    """Return the tokens that healing reads, in multiples of those of the calibration; None if nothing is healed."""
+    if config.heal_tokens is None:
+        return None
+    length = config.calibration.sequence_length or DEFAULT_WINDOW_LENGTH
+    return config.heal_tokens / (config.calibration.samples * length)
+
+
+def plan_layer_healing(run: Run, work: WorkFolder, *, token: str | None) -> HealingPlan | None:
+    """Draw the text of healing, or take that of the run that this one resumes.
+
+    Args:
+        run: the run.
+        work: its work folder.
+        token: the Hub's token, for gated data; None uses that of this machine's user, if any.
+
+    Returns:
+        The plan; None if nothing is healed.
+
+    Raises:
+        RocketError: see `plan_healing`.
+    """
+    settings = run.config.healing
+    if settings is None or run.config.target is None:
+        return None
+    windows = HealingState.within(work.path).windows() if work.is_claimed else None
+    return plan_healing(open_model(run.source.folder), run.architecture, settings, windows=windows, token=token)
 
 
 def heal_layers(
