@@ -32,7 +32,8 @@ _SHARES: dict[Stage, float] = {
 }
 # Times that the share of factorizing grows if blocks are refined.
 _REFINED_SHARE = 5.0
-# Share of healing on as many tokens as the calibration has.
+# Share of healing on as many tokens as the calibration has: four passes forward, of which `differentiating` takes three
+# on an eighth of them.
 _HEALING_PASS_SHARE = 0.6
 _AFTER_PROFILING = frozenset(STAGES[STAGES.index("calibrating") + 1 :])
 
