@@ -22,7 +22,7 @@ from rocket_core.pipeline.open_work import open_work
 from rocket_core.pipeline.preflight import dataset_identity
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.requirements import check_healing
-from rocket_core.pipeline.stage_costs import Costs
+from rocket_core.pipeline.stage_costs import Costs, combined_costs
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.export import export_reports
 from rocket_core.pipeline.stages.heal import heal_artifact
@@ -264,7 +264,7 @@ def _healed_report(
     return before.model_copy(
         update={
             "exports": export_reports(folders),
-            "stages": (*before.stages, *added),
+            "stages": combined_costs(before.stages, added),
             "healing": healing,
             "evaluation": None,
             "speed": None,

@@ -65,6 +65,17 @@ def test_the_artifact_is_that_of_healing_afterwards(runs):
     assert names.index("factorizing") < names.index("healing") < names.index("exporting")
 
 
+def test_the_report_has_each_stage_once(runs):
+    folder = runs[0]
+    before, after = (
+        {stage["name"]: stage["seconds"] for stage in json.loads((folder / name / "report.json").read_text())["stages"]}
+        for name in ("before", "after")
+    )
+    stages = json.loads((folder / "after" / "report.json").read_text())["stages"]
+    assert [stage["name"] for stage in stages] == [*list(before)[:-1], "healing", "exporting"]
+    assert after["exporting"] > before["exporting"]
+
+
 def test_the_dense_export_is_healed_as_well(runs):
     folder = runs[0]
     within, after = (load_file(folder / name / "dense" / "model.safetensors") for name in ("within", "after"))
