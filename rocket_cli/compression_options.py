@@ -29,6 +29,7 @@ class CompressionOptions:
     group_size: options.GroupSize = None
     value_bits: options.ValueBits = None
     refine: options.Refine = None
+    heal: options.Heal = None
     calibrate_all_experts: options.CalibrateAllExperts = None
     objective: options.Objective = None
     budget: options.Budget = None
@@ -88,6 +89,7 @@ class CompressionOptions:
                 "group_size": self.group_size,
                 "value_bits": self.value_bits,
                 "refine": self.refine,
+                "heal_tokens": self.heal,
                 "calibrate_all_experts": self.calibrate_all_experts,
                 "objective": self.objective,
                 "budget": self.budget,

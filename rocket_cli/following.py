@@ -44,6 +44,8 @@ class JobView:
     def _note(self, event: Event) -> None:
         if event.type == "layer":
             self._layer = str(event.data.get("layer", ""))
+        if event.type == "healing":
+            self._layer = event.message.removeprefix("healing: ")
         if event.level in {"warning", "error"}:
             print_line(f"{event.level}: {event.message}")
 

@@ -1,6 +1,5 @@
 """Arguments and options of the commands, each declared once."""
 
-from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from rocket_client._defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
 from rocket_core.engines import ENGINES, EngineName
 from rocket_core.report.figures import ERROR_NAMES
+from rocket_core.token_counts import parse_tokens
 
 
 class QueueChoice(StrEnum):
@@ -114,18 +114,12 @@ Bits = Annotated[
 
 
 def _tokens(given: str | int) -> int:
-    text = str(given)  # defaults are parsed as well
-    digits, factor = (text[:-1], _FACTORS[text[-1]]) if text[-1:] in _FACTORS else (text, 1)
     try:
-        count = Decimal(digits) * factor
-    except InvalidOperation:
-        count = Decimal(0)
-    if not count.is_finite() or count < 1 or count != count.to_integral_value():
-        raise typer.BadParameter(f"{text!r} is not a number of tokens; use for example 500k, 2M or 1500000")
-    return int(count)
+        return parse_tokens(str(given))  # defaults are parsed as well
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
-_FACTORS = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 HealingTokens = Annotated[
     int,
     typer.Option(
@@ -133,6 +127,18 @@ HealingTokens = Annotated[
         metavar="N",
         parser=_tokens,
         help="Tokens to read, such as 500k or 2M; text that has fewer is read again.",
+    ),
+]
+Heal = Annotated[
+    int | None,
+    typer.Option(
+        "--heal",
+        metavar="TOKENS",
+        parser=_tokens,
+        help="Train the numbers that the result stores on so many tokens of the calibration text, such as 2M, towards "
+        "the predictions of the original: wins back a part of what was lost, at the same size. Requires memory for two "
+        "copies of the model. Not with --for vllm or llama.cpp.",
+        show_default="no training",
     ),
 ]
 Calibration = Annotated[
@@ -318,6 +324,24 @@ Table = Annotated[bool, typer.Option("--table", help="Show all layers in the tab
 HealedFrom = Annotated[
     Path,
     typer.Argument(metavar="ARTIFACT", help="A factored export, or the output folder of `rocket compress`."),
+]
+HealingText = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        metavar="NAME",
+        help="Text to train on: the same names as for `rocket submit`.",
+        show_default="that of the job",
+        autocompletion=completion.calibration_names,
+    ),
+]
+HealingLength = Annotated[
+    int | None,
+    typer.Option("--sequence-length", metavar="N", help="Tokens per window.", show_default="that of the job"),
+]
+HealingSeed = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", help="Seed for drawing the windows.", show_default="that of the job"),
 ]
 Original = Annotated[
     str | None,

@@ -189,7 +189,8 @@ def _totals(report: CompressionReport) -> Iterable[str]:
         yield f"Warning: {text.warning}, --calibration FILE"
     elif report.calibration.dataset == BUILTIN_DATASET and report.calibration.kind == "text":
         yield "Calibrated on CPython's documentation; text like what the model will read is better, --calibration FILE"
-    if report.evaluation is None:
+    # Healing has measured it, and has its own lines.
+    if report.evaluation is None and report.healing is None:
         quality = quality_headline(report)
         yield f"Quality: {quality.value}; {quality.detail} (--evaluate builtin, or `rocket evaluate`)"
     if report.calibration.dataset == SYNTHETIC_DATASET:
@@ -265,7 +266,7 @@ def _healing_lines(report: HealingReport) -> Iterable[str]:
         f"{report.divergence_after:.4f} after, nats per token"
     )
     turns = report.tokens / (report.windows * report.sequence_length)
-    if turns > 1:
+    if turns >= 1.1:
         yield f"The text has only {report.windows:,} windows, each of which was read {turns:.1f} times"
 
 

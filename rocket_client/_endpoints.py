@@ -44,6 +44,14 @@ def profile(
     return _new_job("/profiles", request_body(model_id, settings), idempotency_key, hub_token)
 
 
+def heal(
+    job_id: str, settings: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
+) -> Call[Job]:
+    """Return the request that creates a job which heals the result of another one."""
+    body = {name: value for name, value in settings.items() if value is not None}
+    return _new_job(job_path(job_id, "healings"), body, idempotency_key, hub_token)
+
+
 def estimate(model_id: str, settings: Mapping[str, object], *, hub_token: str | None) -> Call[Estimate]:
     """Return the request for the estimated cost of a job."""
     body = request_body(model_id, settings)

@@ -136,6 +136,22 @@ class AsyncRocket:
         call = _endpoints.profile(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return await self._transport.call(call)
 
+    async def heal(
+        self,
+        job_id: str,
+        *,
+        tokens: int,
+        calibration: Mapping[str, JsonValue] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """See `Rocket.heal`."""
+        settings = {"tokens": tokens, "metadata": metadata, "queue": queue, **(calibration or {})}
+        call = _endpoints.heal(job_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
+        return await self._transport.call(call)
+
     async def estimate(
         self,
         model_id: str,

@@ -124,15 +124,9 @@ class Rocket:
             InvalidArgumentError: not exactly one of ratio, target_bytes and bits is given, or it is not a number.
             ProblemError: the server refuses the request.
         """
-        settings: dict[str, object] = {
-            "revision": revision,
-            "calibration": calibration,
-            "evaluate": evaluate,
-            "benchmark": benchmark,
-            "options": options,
-            "metadata": metadata,
-            "queue": queue,
-        } | target(ratio, target_bytes, bits, options)
+        settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
+        settings |= {"benchmark": benchmark, "options": options, "metadata": metadata, "queue": queue}
+        settings |= target(ratio, target_bytes, bits, options)
         call = _endpoints.submit(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
@@ -153,14 +147,30 @@ class Rocket:
         A later `submit` with the same model, calibration and options reuses the profile. Arguments and errors are those
         of `submit`.
         """
-        settings = {
-            "revision": revision,
-            "calibration": calibration,
-            "options": options,
-            "metadata": metadata,
-            "queue": queue,
-        }
+        settings: dict[str, object] = {"revision": revision, "calibration": calibration, "options": options}
+        settings |= {"metadata": metadata, "queue": queue}
         call = _endpoints.profile(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
+        return self._transport.call(call)
+
+    def heal(
+        self,
+        job_id: str,
+        *,
+        tokens: int,
+        calibration: Mapping[str, JsonValue] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """Submit a job that heals the result of another one: trains it towards the original, at the same size.
+
+        `job_id` is a job that has succeeded and exported `factored`, `tokens` how many to train on, `calibration` the
+        text: `dataset`, `sequence_length`, `seed`, by default those of the job. Other arguments and errors are those of
+        `submit`.
+        """
+        settings = {"tokens": tokens, "metadata": metadata, "queue": queue, **(calibration or {})}
+        call = _endpoints.heal(job_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
     def estimate(
@@ -196,19 +206,11 @@ class Rocket:
         return self._transport.call(_endpoints.upload(file))
 
     def get_upload(self, upload_id: str) -> Upload:
-        """Return an upload.
-
-        Args:
-            upload_id: `upload/ID`.
-        """
+        """Return an upload, whose id is `upload/ID`."""
         return self._transport.call(_endpoints.get_upload(upload_id))
 
     def delete_upload(self, upload_id: str) -> None:
-        """Delete an upload that no job needs any longer.
-
-        Args:
-            upload_id: `upload/ID`.
-        """
+        """Delete an upload that no job needs any longer; its id is `upload/ID`."""
         self._transport.send(_endpoints.delete_upload(upload_id))
 
     def get_job(self, job_id: str) -> Job:
@@ -222,15 +224,12 @@ class Rocket:
         patience: float = LASTING_PATIENCE,
         on_news: Callable[[Event | Progress], None] = noop,
     ) -> Job:
-        """Wait until a job has ended, also while the server restarts.
+        """Wait until a job has ended, also while the server restarts, and return it.
 
         Args:
             job_id: the job.
             patience: seconds without an answer from the server before giving up.
             on_news: called with everything that `events` yields.
-
-        Returns:
-            The ended job.
         """
         for news in self.events(job_id, patience=patience):
             on_news(news)
@@ -301,12 +300,7 @@ class Rocket:
         return self._transport.call(_endpoints.layers(job_id)).data
 
     def list_profiles(self, *, after: str | None = None, limit: int = 20) -> ProfilePage:
-        """Return a page of profiles, newest first.
-
-        Args:
-            after: id of the last profile already seen.
-            limit: most profiles to return, 1 to 100.
-        """
+        """Return a page of at most `limit` profiles, newest first, from the one after `after`."""
         return self._transport.call(_endpoints.list_profiles(after=after, limit=limit))
 
     def get_profile(self, profile_id: str) -> Profile:

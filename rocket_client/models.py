@@ -90,7 +90,7 @@ class Job(Resource):
     id: str
     """id of the job."""
     kind: str = "compression"
-    """`compression`, or `profile` for a job that only profiles layers."""
+    """`compression`, `profile` for a job that only profiles layers, `healing` for one that heals another's result."""
     status: str
     """queued, running, cancelling, succeeded, failed, cancelled, or a newer one."""
     stage: str | None = None
@@ -133,6 +133,8 @@ class Job(Resource):
     """number of times it has started."""
     retry_of: str | None = None
     """the job that this one retries."""
+    heals: str | None = None
+    """the job whose result this one heals."""
     profile_id: str | None = None
     """id of its profile, as `frontier` takes it; None before it has one, and after the profile is deleted."""
     error: JobError | None = None
@@ -167,8 +169,8 @@ class Event(Resource):
     level: str
     """info, warning or error."""
     type: str
-    """kind of event: status, stage, layer, profile, allocation, costs, message, error, hub_token or lease_lost; new
-    ones may be added.
+    """kind of event: status, stage, layer, profile, allocation, healing, costs, message, error, hub_token or
+    lease_lost; new ones may be added.
     """
     message: str
     """one line for humans."""

@@ -40,8 +40,8 @@ Stage = Literal[
     "benchmarking",
 ]
 """Stages of a run, in order: `downloading` only for a model on the Hub, `differentiating` only with the objective
-`fisher`, `evaluating` and `benchmarking` only if requested. A run that only profiles ends after `calibrating`.
-`healing` is a stage of the training of a finished artifact alone."""
+`fisher`, `healing`, `evaluating` and `benchmarking` only if requested. A run that only profiles ends after
+`calibrating`. The healing of a finished artifact has no stages from `differentiating` to `factorizing`."""
 STAGES: tuple[Stage, ...] = get_args(Stage)
 _STAGE_LABELS: Mapping[str, str] = MappingProxyType(
     {"differentiating": "measuring sensitivity", "calibrating": "profiling", "benchmarking": "measuring speed"}
@@ -130,7 +130,18 @@ _ONE_FORMAT_GROUPS: frozenset[GroupSize] = frozenset({0, 32, 64, 128})
 _ONE_FORMAT: Mapping[str, Any] = MappingProxyType({"budget": "bytes", "code_bits": 4, "group_size": 32})
 
 SETTINGS_NOT_IN_PROFILE = frozenset(
-    {"ratio", "target_bytes", "bits", "preset", "cap_slack", "export", "max_shard_bytes", "value_bits", "refine"}
+    {
+        "ratio",
+        "target_bytes",
+        "bits",
+        "preset",
+        "cap_slack",
+        "export",
+        "max_shard_bytes",
+        "value_bits",
+        "refine",
+        "heal_tokens",
+    }
 )
 """Settings that a layer's profile does not depend on. All others do, and new settings are assumed to."""
 
@@ -139,6 +150,11 @@ MAX_PATTERN_CHARACTERS = 256
 """Limits of `ignore`: matching patterns against layer names takes time proportional to their product."""
 
 _Config = TypeVar("_Config", bound=FrozenModel)
+
+HealingTokens = Annotated[int, Field(ge=1, le=10**12)]
+"""Tokens that healing reads."""
+DEFAULT_HEALING_TOKENS = 2_000_000
+"""Tokens where a command or a form is not told how many."""
 
 # Inside the output folder, until the artifacts are complete.
 WORK_FOLDER_NAME = ".rocket-work"
@@ -167,7 +183,7 @@ class CalibrationConfig(FrozenModel):
 class HealingConfig(FrozenModel):
     """How an artifact is healed: trained on text towards the predictions of the model that it was made from."""
 
-    tokens: Annotated[int, Field(ge=1, le=10**12)]
+    tokens: HealingTokens
     """tokens to read; text that has fewer is read again. Time and quality grow with it."""
     dataset: str = BUILTIN_DATASET
     """text to read, as `CalibrationConfig.dataset` for a model that reads text."""
@@ -371,6 +387,12 @@ class MethodOptions(FrozenModel):
     gets worse on calibration samples that are held out, and takes no more bytes. Costs two to four times the time of
     the rest, and memory for nine more copies of a block in float32.
     """
+    heal_tokens: HealingTokens | None = None
+    """tokens on which the result is healed before it is exported: the numbers that its layers store, norms and biases
+    are trained on text of the calibration dataset towards the predictions of the original, at the same size. null
+    (default) trains nothing. Text that has fewer tokens is read again. For models that predict tokens and the engine
+    rocket; needs memory for two copies of the whole model, and time in proportion to the tokens.
+    """
     sensitivity_samples: Annotated[int, Field(ge=1)] = 32
     """calibration windows on which sensitivities are measured, at least 1, default 32; the time of the backward pass is
     proportional to it.
@@ -484,6 +506,11 @@ class CompressionConfig(MethodOptions):
                 raise ValueError(f"engine {engine.name} has types of blocks instead of {name}; leave it out")
             if not set(asked or ()) <= set(known or ()):
                 raise ValueError(f"engine {engine.name} reads {name} of {', '.join(map(str, known or ()))} only")
+        if self.heal_tokens is not None:
+            raise ValueError(
+                f"heal_tokens train numbers of a factored artifact, which engine {engine.name} does not read; leave "
+                "them out, or take the engine rocket"
+            )
         if self.include and not engine.tables:
             raise ValueError(f"engine {engine.name} does not read quantized embeddings; leave include out")
 
@@ -585,6 +612,19 @@ class CompressionConfig(MethodOptions):
     def decides_tables(self) -> bool:
         """Whether the target may be met by quantizing the token embedding and the head."""
         return self.ratio_counts_tables or (self.profiles_tables and isinstance(self.target, ByBytes))
+
+    @property
+    def healing(self) -> HealingConfig | None:
+        """How the result is healed: on the text that it is calibrated on. None if it is not."""
+        if self.heal_tokens is None:
+            return None
+        return HealingConfig(
+            tokens=self.heal_tokens,
+            dataset=self.calibration.dataset,
+            sequence_length=self.calibration.sequence_length,
+            seed=self.calibration.seed,
+            device=self.device,
+        )
 
     @property
     def measures_sensitivities(self) -> bool:

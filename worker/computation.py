@@ -4,7 +4,7 @@ import math
 import resource
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors, mask_secret
 from app.shared.settings import Settings
@@ -12,6 +12,7 @@ from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import CompressionCancelledError, InsufficientMemoryError
 from rocket_core.inspection.hub import HubAccess
+from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import StageReport
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.system.gc_pause import no_collection
@@ -27,6 +28,7 @@ from worker.messages import (
     Costed,
     Failed,
     Finished,
+    Healed,
     LayerProfiled,
     Logging,
     ModelProfiled,
@@ -109,10 +111,13 @@ class Computation:
                 with no_collection(lasting=True):
                     import rocket_core.pipeline  # noqa: F401
                 adopt_loggers()
-                if self._request.task == "compression":
-                    self._compress()
-                else:
-                    self._profile()
+                match self._request.task:
+                    case "compression":
+                        self._compress()
+                    case "profile":
+                        self._profile()
+                    case "healing":
+                        self._heal()
         except (MemoryError, InsufficientMemoryError):
             limit, _hard = resource.getrlimit(resource.RLIMIT_DATA)
             if limit != resource.RLIM_INFINITY:
@@ -139,6 +144,32 @@ class Computation:
             on_profile=self._on_profile,
             on_profiled=self._on_profiled,
             on_allocation=self._on_allocation,
+            on_healing=self._on_healing,
+            should_cancel=self._should_cancel,
+        )
+
+    def _heal(self) -> None:
+        from rocket_core.pipeline import heal
+        from rocket_core.pipeline.healing import HealedExport
+
+        request = self._request
+        assert request.artifact is not None
+        assert request.config.healing is not None
+        heal(
+            request.artifact,
+            request.output,
+            request.config.healing,
+            model=self._model(),
+            revision=request.revision,
+            exports=tuple(kind for kind in get_args(HealedExport) if kind in request.config.export),
+            resume=True,
+            hub=HubAccess(token=request.token),
+            meter=self._meter,
+            download=request.download,
+            on_progress=self._on_progress,
+            on_requirements=self._on_requirements,
+            on_offline=self._on_offline,
+            on_healing=self._on_healing,
             should_cancel=self._should_cancel,
         )
 
@@ -195,6 +226,9 @@ class Computation:
 
     def _on_allocation(self, allocation: Sequence[tuple[str, Candidate]]) -> None:
         self._insist(Allocated(chosen=tuple(allocation)))
+
+    def _on_healing(self, point: HealingPoint) -> None:
+        self._insist(Healed(point=point))
 
     def _on_costs(self, stages: tuple[StageReport, ...]) -> None:
         self._insist(Costed(stages=stages))

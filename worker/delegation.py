@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from rocket_core.config import STAGES
 from rocket_core.errors import CompressionCancelledError
+from rocket_core.report.healing import HealingPoint
 from worker.channel import ChannelClosedError, ChannelError, Message
 from worker.children import COMPUTE_PROGRAM, FETCH_PROGRAM, Child, Launcher
 from worker.confinement import Confinement
@@ -34,6 +35,7 @@ from worker.messages import (
     Finished,
     FromCompute,
     FromFetch,
+    Healed,
     LayerProfiled,
     ModelProfiled,
     Required,
@@ -47,6 +49,8 @@ _LOOK_SECONDS = 0.1
 _STOP_SECONDS = 2.0
 # Less than the progress that a run reports first after its download.
 _DOWNLOAD_SHARE = 0.04
+# Several times as many as a loss curve has.
+_MOST_POINTS = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -219,6 +223,7 @@ class _Conversation:
         self._writer = writer
         self._fail = fail
         self._stage = 0
+        self._points = 0
         self.memory: MemoryLimit | None = None
 
     def handle(self, message: FromCompute, child: Child) -> bool:
@@ -241,10 +246,19 @@ class _Conversation:
                 self._writer.on_profiled(message.profile)
             case Allocated():
                 self._writer.on_allocation(message.chosen)
+            case Healed():
+                self._heal(message.point)
             case Costed():
                 self._writer.on_costs(message.stages)
         child.channel.send(answer)
         return False
+
+    def _heal(self, point: HealingPoint) -> None:
+        # Each point is an event of the job; this limits their number.
+        self._points += 1
+        if self._points > _MOST_POINTS:
+            raise ChannelError("a loss curve of too many points")
+        self._writer.on_healing(point)
 
     def _advance(self, message: Advanced) -> None:
         stage = STAGES.index(message.stage)

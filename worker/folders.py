@@ -3,6 +3,7 @@
 work/<key>/        only the attempt writes here
 ├── empty/         working directory of all processes
 ├── upload-<id>.*  text uploaded by the tenant
+├── artifact/      result of an earlier job, to be healed
 ├── hub/           model downloaded with the job's own token; `worker.fetch` writes here
 ├── home/, tmp/    home and temporary files of one process, empty at its start
 └── out/           checkpoints and artifacts; `worker.compute` writes here
@@ -29,6 +30,11 @@ class JobFolders:
     def output(self) -> Path:
         """Checkpoints and artifacts."""
         return self.root / "out"
+
+    @property
+    def artifact(self) -> Path:
+        """Result of an earlier job."""
+        return self.root / "artifact"
 
     @property
     def hub(self) -> Path:

@@ -176,7 +176,7 @@ class Attempt:
 
     def _compute(self, delegation: Delegation, request: ComputeRequest, inputs: Inputs) -> None:
         delegation.compute(request, readable=inputs.readable, network=inputs.needs_network)
-        if request.task == "compression":
+        if request.task != "profile":
             report = read_report(request.output)
             self._finished = self._stored(report, request.output)
 
@@ -193,8 +193,9 @@ class Attempt:
         profiles.mkdir(mode=0o700, exist_ok=True)
         return ComputeRequest(
             logging=logged,
-            task="compression" if request.kind == "compression" else "profile",
+            task=request.kind,
             model=inputs.model,
+            artifact=inputs.artifact,
             folder=None if downloaded is None else downloaded.folder,
             commit=None if downloaded is None else downloaded.commit,
             revision=inputs.revision,

@@ -15,6 +15,7 @@ from app.shared.repositories import outputs, profiles
 from app.shared.repositories.leases import Lease
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import StageReport
 
 Answer = TypeVar("Answer")
@@ -95,6 +96,10 @@ class ProgressWriter:
         self.write_with_retry(
             lambda session: profiles.save_profile(session, self._lease, *prediction, most=self._max_profiles)
         )
+
+    def on_healing(self, point: HealingPoint) -> None:
+        """Write a point of the loss curve of healing, unless an earlier attempt did."""
+        self.write_with_retry(lambda session: outputs.save_healing_point(session, self._lease, point))
 
     def on_costs(self, stages: tuple[StageReport, ...]) -> None:
         """Write the cost of each stage, for a job without a report."""

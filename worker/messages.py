@@ -7,7 +7,7 @@ from the attempt      from `worker.fetch`                    from `worker.comput
 `FetchRequest`        `Downloading`, `Downloaded`, `Failed`
 `ComputeRequest`                                             `Advanced`, `Failed`, `Finished`
 `Acknowledged`                                               `Required`, `LayerProfiled`, `ModelProfiled`,
-                                                             `Allocated`, `Costed`
+                                                             `Allocated`, `Healed`, `Costed`
 ====================  =====================================  ==============================================
 
 An acknowledged message has been written to the database by the time the answer arrives.
@@ -19,9 +19,11 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from app.shared.outcomes import JobError
+from app.shared.requests import JobKind
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import CompressionConfig, Stage
+from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import StageReport
 from worker.channel import Message
 
@@ -30,7 +32,6 @@ MAX_TEXT = 10_000
 
 _Name = Annotated[str, Field(max_length=4096)]
 _Share = Annotated[float, Field(ge=0, le=1)]
-Task = Literal["compression", "profile"]
 
 
 class Logging(Message):
@@ -70,10 +71,12 @@ class ComputeRequest(Message):
 
     logging: Logging
     """how to log."""
-    task: Task
-    """a compression, or only a profile."""
+    task: JobKind
+    """a compression, only a profile, or healing."""
     model: str
     """the requested model: a repository id, or the path of a folder."""
+    artifact: Path | None
+    """the artifact to heal; None for other tasks."""
     folder: Path | None
     """files of a model from the Hub; None where `model` is a folder."""
     commit: str | None
@@ -165,6 +168,13 @@ class Allocated(Message):
     chosen: tuple[tuple[_Name, Candidate], ...]
 
 
+class Healed(Message):
+    """A point of the loss curve of healing."""
+
+    kind: Literal["healed"] = "healed"
+    point: HealingPoint
+
+
 class Costed(Message):
     """Cost of each stage, for a run without a report."""
 
@@ -173,7 +183,7 @@ class Costed(Message):
 
 
 class Finished(Message):
-    """The run is complete; after a compression the output folder holds the report."""
+    """The run is complete; unless it only profiles, the output folder holds the report."""
 
     kind: Literal["finished"] = "finished"
 
@@ -201,5 +211,5 @@ ACKNOWLEDGED = TypeAdapter(Acknowledged)
 FromFetch = Downloading | Downloaded | Failed
 FROM_FETCH: TypeAdapter[FromFetch] = TypeAdapter(Annotated[FromFetch, Field(discriminator="kind")])
 
-FromCompute = Advanced | Required | LayerProfiled | ModelProfiled | Allocated | Costed | Finished | Failed
+FromCompute = Advanced | Required | LayerProfiled | ModelProfiled | Allocated | Healed | Costed | Finished | Failed
 FROM_COMPUTE: TypeAdapter[FromCompute] = TypeAdapter(Annotated[FromCompute, Field(discriminator="kind")])

@@ -130,5 +130,5 @@ def _result(report: CompressionReport) -> JobResult:
         stored_bytes=totals.stored_bytes,
         dense_bytes=totals.dense_bytes,
         quality=quality_headline(report).value,
-        quality_is_measured=report.evaluation is not None,
+        quality_is_measured=report.evaluation is not None or report.healing is not None,
     )

@@ -27,15 +27,15 @@ class JobView(FrozenModel):
     object: Literal["job"] = "job"
     """always `job`."""
     kind: JobKind
-    """`compression`, or `profile` for a job that only profiles layers: it has a profile, but neither result nor
-    artifacts.
+    """`compression`; `profile` for a job that only profiles layers: it has a profile, but neither result nor artifacts;
+    or `healing` for a job that heals the result of another one.
     """
     status: Status
     """queued, running, cancelling, succeeded, failed or cancelled; new ones may be added."""
     stage: str | None
     """current stage of a running job, or last stage of an ended one: downloading, preflight, differentiating,
-    calibrating, allocating, factorizing, exporting, evaluating or benchmarking; new ones may be added. Null before the
-    first.
+    calibrating, allocating, factorizing, healing, exporting, evaluating or benchmarking; new ones may be added. Null
+    before the first.
     """
     progress: float
     """progress of the whole job, [0, 1]."""
@@ -77,6 +77,8 @@ class JobView(FrozenModel):
     """number of attempts so far, at least 0; jobs returned by a stopping worker are not counted."""
     retry_of: str | None
     """id of the job that this one retries; null if it is not a retry."""
+    heals: str | None
+    """id of the job whose result it heals; null if it starts from the model."""
     profile_id: str | None
     """id of its profile, for `/profiles/{id}`; null until all layers are profiled, and after the profile is deleted or
     evicted.

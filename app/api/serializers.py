@@ -86,7 +86,7 @@ def job_view(job: Job) -> JobView:
     """Return a job's view."""
     request = JobRequest.model_validate(job.request)
     path = job_path(job)
-    parts = ("events", "layers", "report", "artifacts", "cancel", "retry")
+    parts = ("events", "layers", "report", "artifacts", "cancel", "retry", "healings")
     return JobView(
         id=job.id,
         kind=request.kind,

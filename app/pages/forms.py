@@ -12,6 +12,7 @@ from app.services.access import Caller
 from app.shared.errors import PermissionDeniedError
 from app.shared.requests import CompressionRequest, JobRequest, ProfileRequest
 from rocket_core.engines import ENGINES, ROCKET, Engine
+from rocket_core.token_counts import parse_tokens
 
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 _CSRF_HEADER = "x-csrf-token"
@@ -26,6 +27,7 @@ _FIELDS = {
     "options.export": "export",
     "options.include": "include",
     "options.engine": "engine",
+    "options.heal_tokens": "heal",
     "target_bytes": "size",
     "evaluate.dataset": "evaluate_dataset",
 }
@@ -77,6 +79,8 @@ def read_compression(fields: Fields) -> CompressionRequest:
         body["evaluate"] = {"dataset": fields.get("evaluate_dataset") or "builtin"}
     if fields.get("benchmark"):
         body["benchmark"] = True
+    if fields.get("heal"):
+        body["options"]["heal_tokens"] = _tokens(fields["heal"])
     try:
         return CompressionRequest.model_validate(body)
     except ValidationError as error:
@@ -144,6 +148,13 @@ def _size(text: str) -> int:
         return int(_SIZE.validate_python(text))
     except ValidationError:
         raise InvalidFieldsError({"size": "write a size such as 500MB or 1.5GB"}) from None
+
+
+def _tokens(text: str) -> int:
+    try:
+        return parse_tokens(text)
+    except ValueError as error:
+        raise InvalidFieldsError({"heal": str(error)}) from None
 
 
 def field_of(member: str) -> str:

@@ -1,29 +1,36 @@
 """`/` and `/ui/jobs`: current and past jobs."""
 
 import json
+import secrets
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from app.api.dependencies import ActorDep, ContextDep, JobId, OwnerDep
+from app.api.dependencies import ActorDep, AdmissionDep, ContextDep, JobId, OwnerDep
 from app.api.ids import AfterJob
 from app.api.paths import HOME, PAGES
+from app.api.resources import JobView
 from app.api.serializers import job_view
-from app.pages.forms import FieldsDep
+from app.pages.forms import Fields, FieldsDep
 from app.pages.frontier_figure import frontier_of
 from app.pages.rendering import redirect, render
 from app.pages.stage_list import stage_list
 from app.services import jobs, outputs, profiles
 from app.services.context import Context
 from app.shared import catalog
-from app.shared.errors import ProfileNotFoundError, ReportNotReadyError
+from app.shared.errors import InvalidRequestError, ProfileNotFoundError, ReportNotReadyError
 from app.shared.lifecycle import Status
+from app.shared.repositories.audit import Actor
 from app.shared.repositories.jobs import JobFilter
+from app.shared.requests import HEALED_EXPORT, HealingRequest
+from rocket_core.config import DEFAULT_HEALING_TOKENS
 from rocket_core.report.cost_table import cost_comparison
-from rocket_core.report.figures import Figure, report_figures
+from rocket_core.report.figures import Figure, loss_curve, report_figures
+from rocket_core.report.formatting import count_text
 from rocket_core.report.schema import CompressionReport
+from rocket_core.token_counts import parse_tokens
 
 router = APIRouter(include_in_schema=False)
 
@@ -63,6 +70,10 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerD
         "job.html.j2",
         job=job,
         report=report,
+        curve=_curve(context, owner, job, report),
+        can_heal=any(file.name.startswith(f"{HEALED_EXPORT}/") and file.storage_key for file in files),
+        default_tokens=count_text(DEFAULT_HEALING_TOKENS),
+        form=secrets.token_urlsafe(16),
         figures=() if report is None else report_figures(report),
         cost=None if report is None else cost_comparison(report),
         frontier=frontier,
@@ -82,6 +93,23 @@ def show_progress(
     if shown is not None and shown != job.status and job.status.is_terminal:
         answer.headers["HX-Refresh"] = "true"
     return answer
+
+
+@router.get(f"{_JOBS}/{{job_id}}/curve")
+def show_curve(
+    request: Request,
+    job_id: JobId,
+    context: ContextDep,
+    owner: OwnerDep,
+    points: Annotated[int, Query(ge=0, le=_MAX_SEQUENCE)] = 0,
+) -> Response:
+    """Show the loss curve of a job's healing, if it has other points than those already shown."""
+    job = job_view(jobs.get_job(context, owner, job_id))
+    curve = _curve(context, owner, job, None)
+    if curve is None or len(curve.rows) == points:
+        # The page keeps what it has.
+        return Response(status_code=204)
+    return render(request, "job_curve.html.j2", job=job, curve=curve, links=figure_links(job_id))
 
 
 @router.get(f"{_JOBS}/{{job_id}}/log")
@@ -110,8 +138,9 @@ def show_log(
 def show_figure_data(job_id: JobId, name: str, context: ContextDep, owner: OwnerDep) -> Response:
     """Return the data of a figure, as JSON or CSV."""
     report = find_report(context, owner, job_id)
-    figures = () if report is None else (*report_figures(report), cost_comparison(report))
-    by_name = {figure.name: figure for figure in figures}
+    figures = [] if report is None else [*report_figures(report), cost_comparison(report)]
+    curve = _curve(context, owner, job_view(jobs.get_job(context, owner, job_id)), report)
+    by_name = {figure.name: figure for figure in (*figures, *([] if curve is None else [curve]))}
     stem, _, suffix = name.rpartition(".")
     return figure_data(by_name.get(stem), suffix)
 
@@ -121,6 +150,14 @@ def cancel(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep
     """Cancel a job, and show it."""
     jobs.cancel_job(context, actor, job_id)
     return redirect(request, HOME if fields.get("from") == "list" else f"{_JOBS}/{job_id}")
+
+
+@router.post(f"{_JOBS}/{{job_id}}/heal")
+async def heal(
+    request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
+) -> Response:
+    """Create a job that heals the result of this one, and show it."""
+    return await threads.run(_heal, request, context, actor, job_id, fields)
 
 
 @router.post(f"{_JOBS}/{{job_id}}/retry")
@@ -144,6 +181,28 @@ def find_report(context: Context, owner: str, job_id: str) -> CompressionReport 
         return CompressionReport.model_validate(outputs.get_report(context, owner, job_id))
     except ReportNotReadyError:
         return None
+
+
+def _heal(request: Request, context: Context, actor: Actor, job_id: str, fields: Fields) -> Response:
+    try:
+        wanted = HealingRequest(tokens=parse_tokens(fields.get("tokens", "")))
+    except ValueError:
+        raise InvalidRequestError(
+            "write how many tokens to train on, such as 500k or 2M, at most 1000G", param="tokens"
+        ) from None
+    job_request = jobs.healing_request(context, actor.tenant, job_id, wanted)
+    form = fields.get("form")
+    key = f"{form}-{job_request.fingerprint()[:16]}" if form else None
+    return redirect(request, f"{_JOBS}/{jobs.submit_job(context, actor, job_request, key).job.id}")
+
+
+def _curve(context: Context, owner: str, job: JobView, report: CompressionReport | None) -> Figure | None:
+    """Return the loss curve of a job that heals: that of its report, or what is known so far."""
+    if job.options.heal_tokens is None:
+        return None
+    if report is not None and report.healing is not None:
+        return loss_curve(report.healing.curve)
+    return loss_curve(jobs.list_healing_points(context, owner, job.id))
 
 
 def figure_links(job_id: str) -> dict[str, str]:

@@ -64,6 +64,7 @@ _PREFILLED = (
         "label",
         "evaluate",
         "benchmark",
+        "heal",
     ),
     "evaluate_dataset",
 )

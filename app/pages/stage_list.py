@@ -48,7 +48,11 @@ def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
 
 
 def _expected(job: JobView) -> list[Stage]:
-    left_out: set[Stage] = {"healing"}
+    left_out: set[Stage] = set()
+    if job.kind == "healing":
+        left_out |= {"differentiating", "calibrating", "allocating", "factorizing"}
+    if job.options.heal_tokens is None:
+        left_out.add("healing")
     if job.model_id.startswith(LOCAL):
         left_out.add("downloading")
     if job.options.objective != "fisher":
@@ -57,5 +61,5 @@ def _expected(job: JobView) -> list[Stage]:
         left_out.add("evaluating")
     if not job.benchmark:
         left_out.add("benchmarking")
-    last = STAGES[-1] if job.kind == "compression" else "calibrating"
+    last = "calibrating" if job.kind == "profile" else STAGES[-1]
     return [stage for stage in STAGES[: STAGES.index(last) + 1] if stage not in left_out]

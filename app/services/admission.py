@@ -17,7 +17,7 @@ from huggingface_hub import constants, get_token
 from pydantic import SecretStr, ValidationError
 
 from app.services.questions import MAX_ANSWER_BYTES, NOT_CONFINED, Answer, Figures, HubQuestion, Question
-from app.services.quotas import check_calibration_tokens, check_evaluation_tokens
+from app.services.quotas import check_calibration_tokens, check_evaluation_tokens, check_healing_tokens
 from app.services.tenant_semaphore import NoSlotError, TenantSemaphore
 from app.shared.catalog import find_dataset, find_local_model
 from app.shared.errors import BusyError, RateLimitedError
@@ -120,6 +120,7 @@ class Admission:
     ) -> Figures | None:
         check_calibration_tokens(limits, request.calibration)
         check_evaluation_tokens(limits, request.evaluate)
+        check_healing_tokens(limits, request.options.heal_tokens)
         for name in (*request.datasets[1:], *request.local_tasks):
             if not name.startswith(UPLOAD):
                 find_dataset(self._settings, name)

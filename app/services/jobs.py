@@ -13,10 +13,11 @@ from app.services.uploads import check_dataset
 from app.shared.encryption import encrypt
 from app.shared.errors import StorageError
 from app.shared.models import Job, JobEvent
-from app.shared.repositories import audit, events, jobs
+from app.shared.repositories import audit, events, healings, jobs, outputs
 from app.shared.repositories.audit import Action, Actor
 from app.shared.repositories.jobs import Idempotency, JobFilter, Submission
-from app.shared.requests import JobRequest
+from app.shared.requests import LOCAL, HealingRequest, JobRequest
+from rocket_core.report.healing import HealingPoint
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +95,23 @@ def submit_job(
     return submission
 
 
+def healing_request(context: Context, owner: str, job_id: str, request: HealingRequest) -> JobRequest:
+    """Return the request of a job that heals the result of another one.
+
+    Raises:
+        JobNotFoundError: the other job does not exist, or is not the tenant's.
+        ConflictError: it has not succeeded, or has no result.
+        ArtifactExpiredError: its artifact has been deleted.
+        InvalidRequestError: its result has no form that can be healed.
+    """
+    with context.database.snapshot() as session:
+        healed = JobRequest.model_validate(jobs.get_job(session, job_id, owner).request)
+        if healed.kind != "profile":
+            request.check_export(healed)
+        revision = healings.find_healed(session, owner, job_id).revision
+    return request.job_request(job_id, healed, None if healed.model_id.startswith(LOCAL) else revision)
+
+
 def get_job(context: Context, owner: str, job_id: str) -> Job:
     """Return a job.
 
@@ -132,6 +150,16 @@ def list_events(context: Context, owner: str, job_id: str, *, after: int, limit:
     return EventPage(job=job, events=page[:limit], has_more=len(page) > limit)
 
 
+def list_healing_points(context: Context, owner: str, job_id: str) -> Sequence[HealingPoint]:
+    """Return the loss curve of a job's healing so far; empty before the first point, or without any.
+
+    Raises:
+        JobNotFoundError: the job does not exist, or is not the tenant's.
+    """
+    with context.database.snapshot() as session:
+        return outputs.list_healing_points(session, jobs.get_job(session, job_id, owner).id)
+
+
 def list_stages(context: Context, owner: str, job_id: str) -> tuple[Job, Sequence[JobEvent]]:
     """Return a job and the events of the stages that it has entered, in order, however many other events it has.
 
@@ -140,7 +168,7 @@ def list_stages(context: Context, owner: str, job_id: str) -> tuple[Job, Sequenc
     """
     with context.database.snapshot() as session:
         job = jobs.get_job(session, job_id, owner)
-        return job, events.list_stage_events(session, job.id)
+        return job, events.list_typed_events(session, job.id, "stage")
 
 
 def cancel_job(context: Context, actor: Actor, job_id: str) -> Job:
@@ -180,6 +208,7 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
             limits = quotas.find_limits(session, context.settings, owner)
             quotas.check_calibration_tokens(limits, request.calibration)
             quotas.check_evaluation_tokens(limits, request.evaluate)
+            quotas.check_healing_tokens(limits, request.options.heal_tokens)
             quotas.check_job_slot(session, context.settings, owner)
             audit.record(session, actor, Action.JOB_RETRY, subject=submission.job.id, detail={"retry_of": job_id})
     if submission.created:

@@ -22,6 +22,7 @@ from rocket_core.inspection.footprint import (
     ModelShape,
     ResourceEstimate,
     Workload,
+    batch_windows,
     describe_model,
     estimate_footprint,
     evaluation_footprint,
@@ -31,12 +32,14 @@ from rocket_core.inspection.footprint import (
     sample_positions,
     vocabulary,
 )
+from rocket_core.inspection.healing_footprint import HealingSizes, healing_footprint
 from rocket_core.inspection.hub import find_repository
 from rocket_core.inspection.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder
 from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
     check_calibration,
     check_config,
+    check_heals,
     check_tokenizer,
     input_kind,
     parse_config,
@@ -64,6 +67,7 @@ class _Inspected:
         config: the content of its config.json.
         weights: summary of its headers; None where the Hub would take too long to send them.
         positions: positions of a calibration sample: tokens, or what images and audio become in the model.
+        window_length: tokens per window of text.
         evaluation_length: tokens per window of an evaluation; None if none is requested.
     """
 
@@ -71,6 +75,7 @@ class _Inspected:
     config: Mapping[str, Any]
     weights: WeightSummary | None
     positions: int
+    window_length: int
     evaluation_length: int | None
 
 
@@ -145,6 +150,8 @@ def _see_hub_model(question: Question, hub: HubQuestion) -> _Inspected:
 
 def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:
     check_config(config, name)
+    if question.request.options.heal_tokens is not None:
+        check_heals(config, name)
     check_calibration(input_kind(config), question.dataset, question.request.calibration.sequence_length, name)
 
 
@@ -160,6 +167,7 @@ def _inspect(
         config=config,
         weights=weights,
         positions=sample_positions(config, input_kind(config), length),
+        window_length=length,
         evaluation_length=None if evaluate is None else window_length(longest, evaluate.sequence_length),
     )
 
@@ -219,6 +227,8 @@ def _with_measurements(
     if request.benchmark:
         benchmark = benchmark_footprint(model, len(request.options.export))
         footprint = replace(footprint, memory_bytes=max(footprint.memory_bytes, benchmark.memory_bytes))
+    if request.options.heal_tokens is not None:
+        footprint = _with_healing(footprint, model, inspected)
     if request.evaluate is None or inspected.evaluation_length is None:
         return footprint
     tokens = request.evaluate.samples * min(request.evaluate.stride or sys.maxsize, inspected.evaluation_length)
@@ -226,4 +236,14 @@ def _with_measurements(
     return ResourceEstimate(
         memory_bytes=max(footprint.memory_bytes, evaluation.memory_bytes),
         disk_bytes=footprint.disk_bytes + evaluation.disk_bytes,
+    )
+
+
+def _with_healing(footprint: ResourceEstimate, model: ModelShape, inspected: _Inspected) -> ResourceEstimate:
+    sizes = HealingSizes.of(model, vocabulary(inspected.config, model))
+    call_tokens = inspected.window_length * batch_windows(sizes.vocabulary, inspected.window_length)
+    healing = healing_footprint(sizes, call_tokens=call_tokens)
+    return ResourceEstimate(
+        memory_bytes=max(footprint.memory_bytes, healing.memory_bytes),
+        disk_bytes=footprint.disk_bytes + healing.disk_bytes,
     )

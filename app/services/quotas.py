@@ -89,6 +89,19 @@ def check_calibration_tokens(limits: Quotas, calibration: CalibrationRequest) ->
         )
 
 
+def check_healing_tokens(limits: Quotas, tokens: int | None) -> None:
+    """Raise an error if healing exceeds the tenant's quota of calibration tokens.
+
+    Raises:
+        OverQuotaError: it does.
+    """
+    most = limits.calibration_tokens
+    if tokens is not None and most is not None and tokens > most:
+        raise OverQuotaError(
+            f"{tokens} tokens to heal on requested; at most {most} are allowed", param="options.heal_tokens"
+        )
+
+
 def check_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | None) -> None:
     """Raise an error if an evaluation exceeds the tenant's quota of calibration tokens.
 

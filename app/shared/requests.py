@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
+from app.shared.errors import InvalidRequestError
 from rocket_core.config import (
     BUILTIN_DATASET,
     HUB_DATASETS,
@@ -13,6 +14,7 @@ from rocket_core.config import (
     SYNTHETIC_DATASET,
     TARGETS_IN_BYTES,
     CompressionConfig,
+    HealingTokens,
     MethodOptions,
     compression_config,
 )
@@ -26,8 +28,10 @@ UPLOAD = "upload/"
 
 Queue = Literal["cpu", "gpu"]
 """The queue, which decides which workers run a job."""
-JobKind = Literal["compression", "profile"]
+JobKind = Literal["compression", "profile", "healing"]
 """The kind of a job."""
+HEALED_EXPORT: ExportKind = "factored"
+"""The export that can be healed."""
 QUEUES: tuple[Queue, ...] = get_args(Queue)
 
 # Format of names in the operator's folders, and of each half of a repository id: never a path.
@@ -38,6 +42,7 @@ _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}")
 _MAX_MEMBERS = 1024
 _MAX_METADATA = 16
 _MAX_TASKS = 16
+_JOB_ID = r"^job_[0-9a-z]{26}$"
 _UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
 
 
@@ -162,7 +167,10 @@ class _Stored(_RequestModel):
 
 
 class JobRequest(_Stored):
-    """The work of a job: with a target it compresses a model, without one it profiles the model's layers."""
+    """The work of a job: with a target it compresses a model, without one it profiles the model's layers.
+
+    With `heals` it heals the result of the job that has compressed the model in this way.
+    """
 
     model_id: Annotated[str, AfterValidator(_model_id)]
     """`namespace/name` on the Hub, or `local/NAME` in the operator's models folder."""
@@ -193,6 +201,8 @@ class JobRequest(_Stored):
     """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
     queue: Queue | None = None
     """which workers run it, `cpu` or `gpu`; null uses the server's default."""
+    heals: Annotated[str, Field(pattern=_JOB_ID)] | None = None
+    """id of the job whose result is healed; null to start from the model."""
 
     @model_validator(mode="before")
     @classmethod
@@ -242,6 +252,8 @@ class JobRequest(_Stored):
     @property
     def kind(self) -> JobKind:
         """The kind of the job."""
+        if self.heals is not None:
+            return "healing"
         return "profile" if self.target is None else "compression"
 
     @property
@@ -271,12 +283,14 @@ class JobRequest(_Stored):
         """Return the SHA-256 of the request; spelling out a default does not change it."""
         # Members that did not exist in earlier versions are left out: a replay may follow an upgrade.
         newer: dict[str, Any] = {
-            name: True for name in ("queue", "evaluate", "target_bytes", "bits") if getattr(self, name) is None
+            name: True for name in ("queue", "evaluate", "target_bytes", "bits", "heals") if getattr(self, name) is None
         }
         if not self.benchmark:
             newer["benchmark"] = True
         newer["options"] = {
-            name for name in ("code_bits", "group_size", "include") if getattr(self.options, name) is None
+            name
+            for name in ("code_bits", "group_size", "include", "heal_tokens")
+            if getattr(self.options, name) is None
         }
         later = {
             "storage": "file",
@@ -293,6 +307,9 @@ class JobRequest(_Stored):
 
 class CompressionRequest(JobRequest):
     """A compression to run: a `model_id`, and one of `ratio`, `target_bytes`, `bits`; everything else has a default."""
+
+    heals: None = None
+    """always null: `POST /jobs/{id}/healings` heals the result of a job."""
 
     @model_validator(mode="after")
     def _has_a_target(self) -> "CompressionRequest":
@@ -330,6 +347,57 @@ class ProfileRequest(_Stored):
     def job_request(self) -> JobRequest:
         """Return the request of the job that makes the profile."""
         return JobRequest.model_validate(self.model_dump())
+
+
+class HealingRequest(_Stored):
+    """How the result of a job is to be healed; only `tokens` is required."""
+
+    tokens: HealingTokens
+    """tokens to train on; text that has fewer is read again. Time is in proportion."""
+    dataset: Annotated[str, AfterValidator(_dataset)] | None = None
+    """text to train on, named like `calibration.dataset`; null (the default) takes that of the job's calibration."""
+    sequence_length: Annotated[int, Field(ge=2, le=2**20)] | None = None
+    """tokens per window; null (the default) takes that of the job's calibration."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """seed of the choice and the order of windows; null (the default) takes that of the job's calibration."""
+    metadata: _Labels = Field(default_factory=dict)
+    """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
+    queue: Queue | None = None
+    """which workers run it, `cpu` or `gpu`; null uses the server's default."""
+
+    def check_export(self, healed: JobRequest) -> None:
+        """Raise an error unless a job exports the form that can be healed.
+
+        Raises:
+            InvalidRequestError: it does not.
+        """
+        if HEALED_EXPORT not in healed.options.export:
+            raise InvalidRequestError(
+                f"the job exported {', '.join(healed.options.export)}, and only the export {HEALED_EXPORT} can be "
+                "healed; compress again with that export, or with the option heal_tokens"
+            )
+
+    def job_request(self, job_id: str, healed: JobRequest, revision: str | None) -> JobRequest:
+        """Return the request of the job that heals.
+
+        Args:
+            job_id: the job whose result is healed.
+            healed: its request, which passes `check_export`.
+            revision: commit of the repository that it compressed; None for a local model.
+        """
+        text = {"dataset": self.dataset, "sequence_length": self.sequence_length, "seed": self.seed}
+        given = {name: value for name, value in text.items() if value is not None}
+        changes = {
+            "revision": revision,
+            "calibration": healed.calibration.model_dump() | given,
+            "evaluate": None,
+            "benchmark": False,
+            "options": healed.options.model_dump() | {"heal_tokens": self.tokens},
+            "metadata": self.metadata,
+            "queue": self.queue or healed.queue,
+            "heals": job_id,
+        }
+        return JobRequest.model_validate(healed.model_dump() | changes)
 
 
 class AllocationRequest(_RequestModel):

@@ -35,7 +35,7 @@ def compress(
     all_layers: options.Table = False,
     as_json: options.Json = False,
 ) -> None:
-    """Compress MODEL into OUT, without training.
+    """Compress MODEL into OUT, without training unless --refine, --preset max or --heal asks for it.
 
     Ctrl-C stops after the current layer; the same command with --resume continues from there.
     """

@@ -14,7 +14,7 @@ from rocket_cli.report_table import print_healing
 from rocket_cli.resuming import advise_to_resume
 from rocket_cli.signals import stopping_on_signals
 from rocket_client._exit_codes import ExitCode
-from rocket_core.config import BUILTIN_DATASET, HealingConfig, healing_config
+from rocket_core.config import BUILTIN_DATASET, DEFAULT_HEALING_TOKENS, HealingConfig, healing_config
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.report.healing import HealingReport
 from rocket_core.system.energy import EnergyMeter
@@ -24,15 +24,13 @@ from rocket_core.system.threads import set_thread_defaults
 if TYPE_CHECKING:
     from rocket_core.pipeline import Progress
 
-_DEFAULT_TOKENS = 2_000_000
-
 
 def heal(
     *,
     context: typer.Context,
     artifact: options.HealedFrom,
     output: options.Output,
-    tokens: options.HealingTokens = _DEFAULT_TOKENS,
+    tokens: options.HealingTokens = DEFAULT_HEALING_TOKENS,
     calibration: options.Calibration = BUILTIN_DATASET,
     sequence_length: options.SequenceLength = None,
     seed: options.Seed = 0,

@@ -11,7 +11,7 @@ from rocket_client._defaults import DEFAULT_SERVER
 # All but the target, the method, the evaluation and the exports, on which a profile does not depend.
 ProfileOptions = Annotated[
     ServerOptions,
-    Without("ratio", "size", "bits", "method", "export"),
+    Without("ratio", "size", "bits", "method", "heal", "export"),
     Without("evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items", "benchmark"),
 ]
 

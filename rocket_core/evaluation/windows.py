@@ -10,9 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rocket_core.calibration.datasets import token_windows
 from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidConfigError
-
-_LOGIT_BYTES_PER_BATCH = 256 * 2**20
-_LARGEST_BATCH = 16
+from rocket_core.inspection.footprint import batch_windows
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -145,8 +143,7 @@ def predictions(
 
 def batch_size(config: PreTrainedConfig, length: int) -> int:
     """Return how many windows keep the logits, by far the largest activation, within a fixed size."""
-    bytes_per_window = 4 * length * int(config.get_text_config().vocab_size)
-    return max(1, min(_LARGEST_BATCH, _LOGIT_BYTES_PER_BATCH // bytes_per_window))
+    return batch_windows(int(config.get_text_config().vocab_size), length)
 
 
 def _check_finite(logits: Tensor, window: int) -> None:

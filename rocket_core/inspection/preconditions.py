@@ -58,6 +58,9 @@ OWN_CODE_ONLY = frozenset(
 # Any of them may be all that a tokenizer consists of.
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "spiece*", "sentencepiece*", "*.model")
 
+# Parts of the names of classes that predict next tokens.
+_PREDICTING = ("CausalLM", "LMHead", "ConditionalGeneration")
+
 DEFAULT_WINDOW_LENGTH = 1024
 
 MAX_CONFIG_BYTES = 2**22
@@ -131,6 +134,28 @@ def input_kind(config: Mapping[str, object]) -> InputKind:
     if "num_mel_bins" in config:
         return "audio"
     return "images" if "patch_size" in config and "vocab_size" not in config else "text"
+
+
+def check_heals(config: Mapping[str, object], model: str) -> None:
+    """Raise an error if config.json shows that a model does not predict next tokens, on which alone healing trains.
+
+    Args:
+        config: the content of config.json. If it names no class, that is not judged.
+        model: name of the model in messages.
+
+    Raises:
+        UnsupportedArchitectureError: it does not predict tokens.
+    """
+    named = config.get("architectures")
+    classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    predicts = any(mark in name for name in classes for mark in _PREDICTING) and not config.get("is_encoder_decoder")
+    if input_kind(config) != "text" or (classes and not predicts):
+        raise cannot_heal(model)
+
+
+def cannot_heal(model: str) -> UnsupportedArchitectureError:
+    """Return the error for a model that does not predict tokens."""
+    return UnsupportedArchitectureError(f"{model} does not predict next tokens, and healing trains on nothing else")
 
 
 def check_tokenizer(names: Collection[str], kind: InputKind, model: str) -> None:

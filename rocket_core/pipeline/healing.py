@@ -22,19 +22,19 @@ from rocket_core.pipeline.open_work import open_work
 from rocket_core.pipeline.preflight import dataset_identity
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.requirements import check_healing
-from rocket_core.pipeline.stage_costs import Costs
+from rocket_core.pipeline.stage_costs import Costs, combined_costs
 from rocket_core.pipeline.stages.download import obtain_model
-from rocket_core.pipeline.stages.export import stored_bytes
+from rocket_core.pipeline.stages.export import export_reports
 from rocket_core.pipeline.stages.heal import heal_artifact
 from rocket_core.pipeline.stages.healed_artifact import write_dense, write_healed
 from rocket_core.pipeline.stages.healing_plan import HealingPlan, plan_healing
-from rocket_core.pipeline.stages.publish import check_output_free, move_into_place, publish
+from rocket_core.pipeline.stages.publish import check_output_free, move_into_place, place
 from rocket_core.pipeline.state.files import read_model, write_model
 from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.healing import HealingPoint, HealingReport
-from rocket_core.report.schema import CompressionReport, ExportReport, StageReport
+from rocket_core.report.schema import CompressionReport, StageReport
 from rocket_core.schema import FrozenModel
 from rocket_core.system.devices import resolve_device
 from rocket_core.system.energy import EnergyMeter
@@ -86,14 +86,16 @@ def heal(
     output: Path,
     config: HealingConfig,
     *,
-    model: str | None = None,
+    model: str | ModelSource | None = None,
     revision: str | None = None,
     exports: tuple[HealedExport, ...] = ("factored", "dense"),
     resume: bool = False,
     hub: HubAccess = HubAccess(),
     meter: EnergyMeter | None = None,
+    download: StageReport | None = None,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
     on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
+    on_offline: Callable[[], None] = lambda: None,
     on_healing: Callable[[HealingPoint], None] = lambda _point: None,
     should_cancel: Callable[[], bool] = lambda: False,
 ) -> HealingReport:
@@ -107,16 +109,19 @@ def heal(
         artifact: folder of a factored artifact, or output folder of a compression that exported one.
         output: output folder; created if needed.
         config: all settings.
-        model: folder of the original, or its repository; None takes the repository that the artifact's report names.
+        model: folder of the original, its repository, or the original as found with `find_model`; None takes the
+            repository that the artifact's report names.
         revision: branch, tag or commit of a repository.
         exports: artifacts to write, each into its own folder under `output`.
         resume: continue what an earlier run with the same choices left in `output`; the result is identical to the byte
             (on the CPU, with the same number of threads). If that run had finished, its report is returned.
         hub: credentials and cache directory for Hub access.
         meter: measures the energy of each stage, starting before the call; None leaves it out of the report.
+        download: cost of downloading the original, if it was found before the call; its device is filled in.
         on_progress: called at every step.
         on_requirements: called with the estimated bytes of memory, before the work that needs them.
-        on_healing: called with every point of the loss curve.
+        on_offline: called when everything that may come from the Hub has been read; the network is not used after that.
+        on_healing: called with every point of the loss curve; a resumed run reports those of the earlier one again.
         should_cancel: called at every step; True ends the run, and a checkpoint is kept.
 
     Returns:
@@ -131,12 +136,14 @@ def heal(
     left_out = [stage for stage in STAGES if stage not in _STAGES]
 
     def monitor_of(costs: Costs) -> Monitor:
+        if download is not None:
+            costs.include(download)
         return Monitor(callbacks, costs, left_out=left_out)
 
     with open_work(output, config.device, meter, monitor_of) as (work, monitor):
         with monitor.stage("preflight"), offline():
             found = open_artifact(artifact)
-        source = obtain_model(*original_name(found, model, revision), hub, CompressionConfig(), monitor)
+        source = _find_original(found, model, revision, hub, monitor)
         with monitor.stage("preflight"):
             check_original(found, source)
             identity = _identity(found, source, config, exports)
@@ -159,9 +166,18 @@ def heal(
             monitor.requires(check_healing(prepared.plan, source.name, prepared.device, output))
             work.claim(identity, CalibrationInputs.of_text(prepared.plan.windows))
         with offline():
+            on_offline()
             report = _heal(prepared, monitor)
         monitor.finish()
         return report
+
+
+def _find_original(
+    artifact: Artifact, model: str | ModelSource | None, revision: str | None, hub: HubAccess, monitor: Monitor
+) -> ModelSource:
+    if isinstance(model, ModelSource):
+        return model
+    return obtain_model(*original_name(artifact, model, revision), hub, CompressionConfig(), monitor)
 
 
 def _identity(
@@ -203,7 +219,7 @@ def _plan(source: ModelSource, config: HealingConfig, work: WorkFolder, token: s
 def _heal(prepared: _PreparedHealing, monitor: Monitor) -> HealingReport:
     work, artifact = prepared.work, prepared.artifact
     with monitor.stage("healing"):
-        state = HealingState(work.path / "healing")
+        state = HealingState.within(work.path)
         healed, report = heal_artifact(
             prepared.plan, artifact.model, prepared.original, prepared.device, state, monitor
         )
@@ -229,12 +245,11 @@ def _publish(
     stages: tuple[StageReport, ...],
 ) -> None:
     before, output, work = prepared.artifact.report, prepared.output, prepared.work
-    record = HealingRecord(fingerprint=prepared.identity.fingerprint, healing=healing)
     if before is None:
         move_into_place(output, work, folders)
     else:
-        publish(prepared.source.folder, output, work, _healed_report(before, healing, folders, stages), folders)
-    write_model(output / RECORD_NAME, record)
+        place(prepared.source.folder, output, work, _healed_report(before, healing, folders, stages), folders)
+    write_model(output / RECORD_NAME, HealingRecord(fingerprint=prepared.identity.fingerprint, healing=healing))
     work.remove()
 
 
@@ -245,14 +260,11 @@ def _healed_report(
     stages: tuple[StageReport, ...],
 ) -> CompressionReport:
     """Return the report of the compression with what healing changed; what was measured before it is left out."""
-    exports = tuple(
-        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
-    )
     added = [stage for stage in stages if stage.name in ("healing", "exporting")]
     return before.model_copy(
         update={
-            "exports": exports,
-            "stages": (*before.stages, *added),
+            "exports": export_reports(folders),
+            "stages": combined_costs(before.stages, added),
             "healing": healing,
             "evaluation": None,
             "speed": None,

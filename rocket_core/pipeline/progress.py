@@ -22,7 +22,7 @@ _SHARES: dict[Stage, float] = {
     "calibrating": 0.67,
     "allocating": 0.01,
     "factorizing": 0.14,
-    # Not of a compression, but of the training of its result.
+    # Only if requested; in a compression its share depends on the tokens.
     "healing": 1.0,
     "exporting": 0.05,
     # Only if an evaluation is requested; added to the others.
@@ -32,6 +32,9 @@ _SHARES: dict[Stage, float] = {
 }
 # Times that the share of factorizing grows if blocks are refined.
 _REFINED_SHARE = 5.0
+# Share of healing on as many tokens as the calibration has: four passes forward, of which `differentiating` takes three
+# on an eighth of them.
+_HEALING_PASS_SHARE = 0.6
 _AFTER_PROFILING = frozenset(STAGES[STAGES.index("calibrating") + 1 :])
 
 
@@ -74,6 +77,7 @@ class Monitor:
         left_out: stages that the run does not have, except for those after profiling.
         compresses: whether the run continues after profiling.
         refines: whether blocks are refined.
+        healing_passes: tokens that healing reads, in multiples of those of the calibration; None without calibration.
     """
 
     def __init__(
@@ -84,11 +88,14 @@ class Monitor:
         left_out: Collection[Stage] = ("healing", "evaluating", "benchmarking"),
         compresses: bool = True,
         refines: bool = False,
+        healing_passes: float | None = None,
     ) -> None:
         skipped = {*left_out} if compresses else {*left_out, *_AFTER_PROFILING}
         played = {stage: share for stage, share in _SHARES.items() if stage not in skipped}
         if refines and compresses:
             played["factorizing"] *= _REFINED_SHARE
+        if healing_passes is not None and "healing" in played:
+            played["healing"] = _HEALING_PASS_SHARE * healing_passes
         total = sum(played.values())
         self._shares = {stage: share / total for stage, share in played.items()}
         self._callbacks = callbacks
@@ -102,8 +109,8 @@ class Monitor:
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
         """Charge the block to a stage, even if it is interrupted."""
-        if self._stage in {"downloading", "preflight"}:
-            # The time of these stages says nothing about the speed of later ones.
+        if self._stage in {"downloading", "preflight"} or stage == "healing":
+            # The time of earlier stages says nothing about the speed of later ones.
             self._anchor = None
         self._stage = stage
         self.step(0.0)

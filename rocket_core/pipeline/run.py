@@ -1,6 +1,6 @@
 """`compress` and `profile_model`: the stages in order."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,6 @@ from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import ModelSource
 from rocket_core.config import STAGES, CompressionConfig
-from rocket_core.engines import ExportKind
 from rocket_core.errors import (
     CalibrationError,
     CheckpointError,
@@ -36,27 +35,29 @@ from rocket_core.pipeline.report_builder import (
     totals_report,
     without_paths,
 )
-from rocket_core.pipeline.requirements import check_benchmark, check_evaluation
+from rocket_core.pipeline.requirements import check_benchmark, check_evaluation, check_healing
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.artifact_size import spare_bytes
-from rocket_core.pipeline.stages.benchmark import measure_exports
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.compress import compress_layers
 from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
 from rocket_core.pipeline.stages.download import obtain_model
-from rocket_core.pipeline.stages.evaluate import EvaluationPlan, evaluate_export, plan_evaluation
-from rocket_core.pipeline.stages.export import stored_bytes, write_export
+from rocket_core.pipeline.stages.evaluate import EvaluationPlan, plan_evaluation
+from rocket_core.pipeline.stages.export import export_reports, write_export
+from rocket_core.pipeline.stages.healed_layers import heal_layers, healing_passes, plan_layer_healing
+from rocket_core.pipeline.stages.healing_plan import HealingPlan
+from rocket_core.pipeline.stages.measurements import measure
 from rocket_core.pipeline.stages.profile import allocate_layers, profile_layers
 from rocket_core.pipeline.stages.publish import check_output_free, check_same_measurements, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
 from rocket_core.pipeline.stages.token_tables import compress_tables
 from rocket_core.pipeline.stages.units import group_units
+from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
-from rocket_core.report.quality import EvaluationReport
-from rocket_core.report.schema import CompressionReport, ExportReport, StageReport
-from rocket_core.report.speed import SpeedReport
+from rocket_core.report.healing import HealingPoint
+from rocket_core.report.schema import CompressionReport, StageReport
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.target import Target
 
@@ -72,6 +73,7 @@ class _PreparedRun:
         work: the claimed work folder.
         monitor: notified of every step.
         calibration: calibration inputs.
+        healing: the planned healing; None if nothing is trained.
         plan: the planned evaluation; None if the result is not evaluated.
         profile_cache: the cached profile that the run uses or creates.
     """
@@ -82,6 +84,7 @@ class _PreparedRun:
     work: WorkFolder
     monitor: Monitor
     calibration: CalibrationInputs
+    healing: HealingPlan | None
     plan: EvaluationPlan | None
     profile_cache: RunProfileCache
 
@@ -103,6 +106,7 @@ def compress(
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
     on_profiled: Callable[[ModelProfile], None] = lambda _profile: None,
     on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None,
+    on_healing: Callable[[HealingPoint], None] = lambda _point: None,
     should_cancel: Callable[[], bool] = lambda: False,
 ) -> CompressionReport:
     """Compress a model and write the artifacts, each into its own folder under `output`.
@@ -130,6 +134,8 @@ def compress(
             run reports those of the earlier one again.
         on_profiled: called with all profiles together once the last one is complete.
         on_allocation: called with every layer's name and the candidate that the knapsack chose, in model order.
+        on_healing: called with every point of the loss curve of healing; a resumed run reports those of the earlier one
+            again.
         should_cancel: called at every step; True ends the run, and finished work is kept.
 
     Returns:
@@ -148,6 +154,7 @@ def compress(
             on_profile=on_profile,
             on_profiled=on_profiled,
             on_allocation=on_allocation,
+            on_healing=on_healing,
             should_cancel=should_cancel,
         )
         with _open_run(output, config, callbacks, meter, download) as (work, monitor):
@@ -258,14 +265,25 @@ def _open_run(
     download: StageReport | None,
 ) -> Iterator[tuple[WorkFolder, Monitor]]:
     """Yield the work folder of a run and its monitor; remove the folder of a run that failed without any layer."""
-    requested = {"healing": False, "evaluating": config.evaluate is not None, "benchmarking": config.benchmark}
+    requested = {
+        "healing": config.heal_tokens is not None,
+        "evaluating": config.evaluate is not None,
+        "benchmarking": config.benchmark,
+    }
     left_out = [stage for stage in STAGES if not requested.get(stage, True)]
     compresses = config.target is not None
 
     def monitor_of(costs: Costs) -> Monitor:
         if download is not None:
             costs.include(download)
-        return Monitor(callbacks, costs, left_out=left_out, compresses=compresses, refines=config.refine)
+        return Monitor(
+            callbacks,
+            costs,
+            left_out=left_out,
+            compresses=compresses,
+            refines=config.refine,
+            healing_passes=healing_passes(config),
+        )
 
     with open_work(output, config.device, meter, monitor_of) as (work, monitor):
         try:
@@ -292,10 +310,15 @@ def _prepare(
     check_output_free(output, work, run.config.export)
     profile_cache = RunProfileCache(profiles, profile_identity(identity, run.method))
     calibration = profile_cache.inputs(work) or calibration_inputs(run, work, token=token)
+    healing = plan_layer_healing(run, work, token=token)
     plan = plan_evaluation(run, token=token)
     needed = profile_cache.check_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
+    if healing is not None:
+        needed = max(needed, check_healing(healing, run.source.name, run.device, output))
     monitor.requires(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
     work.claim(identity, calibration)
+    if healing is not None:
+        HealingState.within(work.path).save_windows(healing.windows)
     profile_cache.restore_into(work, calibration)
     return _PreparedRun(
         run=run,
@@ -304,6 +327,7 @@ def _prepare(
         work=work,
         monitor=monitor,
         calibration=calibration,
+        healing=healing,
         plan=plan,
         profile_cache=profile_cache,
     )
@@ -343,13 +367,15 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
             compress_layers(run, prepared.calibration, work, units, sizes, monitor)
     refined = work.refined_blocks()
     layers = layer_reports(allocation, decided, selected, work, refined)
+    by_name = {layer.name: layer for layer in layers}
+    healing = None
+    if prepared.healing is not None:
+        with monitor.stage("healing"):
+            healing = heal_layers(run, prepared.healing, by_name, work, monitor)
     with monitor.stage("exporting"):
-        by_name = {layer.name: layer for layer in layers}
         folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
-    evaluation, speed = _measure(prepared, folders)
-    exports = tuple(
-        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
-    )
+    evaluation, speed = measure(run, prepared.plan, folders, work, monitor)
+    exports = export_reports(folders)
     report = CompressionReport(
         rocket_version=__version__,
         fingerprint=prepared.identity.fingerprint,
@@ -366,23 +392,9 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         tables=tuple(layer.name for layer in decided[len(profile.layers) :]),
         skipped=run.skipped | skipped,
         refinement=block_reports(run, refined),
+        healing=healing,
         evaluation=evaluation,
         speed=speed,
     )
     publish(run.source.folder, prepared.output, work, report, folders)
     return report
-
-
-def _measure(
-    prepared: _PreparedRun, folders: Mapping[ExportKind, Path]
-) -> tuple[EvaluationReport | None, SpeedReport | None]:
-    """Return the quality and the speed of the artifacts, each None unless it is requested."""
-    run, work, monitor = prepared.run, prepared.work, prepared.monitor
-    evaluation = speed = None
-    if prepared.plan is not None:
-        with monitor.stage("evaluating"):
-            evaluation = evaluate_export(run, prepared.plan, folders, work, monitor)
-    if run.config.benchmark:
-        with monitor.stage("benchmarking"):
-            speed = measure_exports(run, folders, work, monitor)
-    return evaluation, speed

@@ -4,19 +4,21 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from rocket_core.config import STAGES
 from rocket_core.report.schema import StageEnergy, StageReport
 from rocket_core.system.devices import device_name, peak_memory, reset_peak_memory
 from rocket_core.system.energy import EnergyMeter, EnergyReading
 
 # A killed run loses at most the costs of this many seconds.
 _SAVE_SECONDS = 10.0
+_ORDER: Mapping[str, int] = {stage: position for position, stage in enumerate(STAGES)}
 # A hundredth of a joule.
 _KWH_DIGITS = 11
 
@@ -116,6 +118,26 @@ class Costs:
 
     def _energy(self) -> EnergyReading | None:
         return None if self._meter is None else self._meter.reading()
+
+
+def combined_costs(earlier: Iterable[StageReport], later: Iterable[StageReport]) -> tuple[StageReport, ...]:
+    """Return the cost of each stage of two runs, one of which continues the result of the other, in order of stages."""
+    costs = {stage.name: stage for stage in earlier}
+    for stage in later:
+        before = costs.get(stage.name)
+        costs[stage.name] = stage if before is None else _combined(before, stage)
+    return tuple(sorted(costs.values(), key=lambda stage: _ORDER.get(stage.name, len(_ORDER))))
+
+
+def _combined(one: StageReport, other: StageReport) -> StageReport:
+    return StageReport(
+        name=one.name,
+        seconds=round(one.seconds + other.seconds, 3),
+        peak_memory_bytes=max(one.peak_memory_bytes, other.peak_memory_bytes),
+        peak_device_bytes=_larger(one.peak_device_bytes, other.peak_device_bytes),
+        device=one.device if other.device is None else _joined(one.device, other.device),
+        energy=_sum(one.energy, other.energy),
+    )
 
 
 def _larger(one: int | None, other: int | None) -> int | None:

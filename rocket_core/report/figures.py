@@ -16,6 +16,7 @@ from pydantic import Field
 from rocket_core.budget import bits_per_weight, kept_fraction, sparsity
 from rocket_core.candidates import CODE_KINDS, Candidate, LayerProfile, SizePoint
 from rocket_core.config import Objective
+from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import CompressionReport, LayerReport
 from rocket_core.schema import FrozenModel
 
@@ -213,6 +214,28 @@ def stage_times(report: CompressionReport) -> Figure:
         note="Wall time, and energy where it is known; of a run that was resumed, all its parts added up.",
         columns=known,
         rows=tuple({column.name: row[column.name] for column in known} for row in rows),
+    )
+
+
+def loss_curve(points: Iterable[HealingPoint]) -> Figure:
+    """Return the loss curve of healing.
+
+    Args:
+        points: the points so far, in order.
+    """
+    return Figure(
+        name="loss-curve",
+        title="Loss curve",
+        note="Divergence from the original's predictions, in nats per token, by the tokens read: the line is that of "
+        "the text as it was read, the points that of windows which no step reads. The values with the lowest point are "
+        "kept.",
+        columns=(
+            Column(name="step", title="step", kind="count"),
+            Column(name="tokens", title="tokens read", kind="count"),
+            Column(name="training", title="divergence on the text read"),
+            Column(name="held_out", title="divergence on held-out windows"),
+        ),
+        rows=tuple(point.model_dump() for point in points),
     )
 
 

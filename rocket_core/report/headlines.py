@@ -37,7 +37,14 @@ def _size(report: CompressionReport) -> Headline:
 
 def quality_headline(report: CompressionReport) -> Headline:
     """Return the quality of a compression, measured or predicted."""
-    evaluation = report.evaluation
+    evaluation, healing = report.evaluation, report.healing
+    if evaluation is None and healing is not None:
+        return Headline(
+            name="Quality",
+            value=f"{healing.divergence_before:.3g} → {healing.divergence_after:.3g}",
+            detail="KL divergence from the original, nats per token, before and after healing, measured on "
+            f"{healing.held_out_windows} held-out windows of {healing.dataset}",
+        )
     if evaluation is None:
         error, text = report.allocation.total_error, report.calibration.text
         if text is not None and report.allocation.objective == "fisher":

@@ -7,18 +7,32 @@ from pydantic import Field
 from rocket_core.schema import FrozenModel
 
 _Count = Annotated[int, Field(ge=1)]
-_Divergence = Annotated[float, Field(ge=0)]
+_Divergence = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class HealingPoint(FrozenModel):
     """A point of the loss curve of healing."""
 
+    step: Annotated[int, Field(ge=0)]
+    """steps of the optimizer until then."""
     tokens: Annotated[int, Field(ge=0)]
     """tokens read until then."""
     training: _Divergence | None = None
     """divergence on the tokens read since the point before, in nats per token; None if only `held_out` was measured."""
     held_out: _Divergence | None = None
     """divergence on the held-out windows, in nats per token; None if it was not measured."""
+
+    @property
+    def order(self) -> tuple[int, bool]:
+        """Place in the curve: after the tokens of a step come held-out windows, read with the values after it."""
+        return self.tokens, self.training is None
+
+    @property
+    def text(self) -> str:
+        """The point as one line for people."""
+        measured = {"training": self.training, "held-out": self.held_out}
+        values = (f"{what} divergence {value:.4f}" for what, value in measured.items() if value is not None)
+        return f"{self.tokens:,} tokens, {', '.join(values)}"
 
 
 class HealingReport(FrozenModel):

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from rocket_core.config import stage_label
 from rocket_core.report.cost_table import cost_comparison
-from rocket_core.report.figures import ColumnKind, Figure, Value, report_figures
+from rocket_core.report.figures import ColumnKind, Figure, Value, loss_curve, report_figures
 from rocket_core.report.formatting import bytes_text, duration_text, kwh_text, percent_text
 from rocket_core.report.headlines import headlines
 from rocket_core.report.quality import quality_rows
@@ -76,6 +76,7 @@ def render_report(report: CompressionReport) -> str:
         .render(
             report=report,
             figures=report_figures(report),
+            curve=None if report.healing is None else loss_curve(report.healing.curve),
             cost=cost_comparison(report),
             settings=report.settings.model_dump(mode="json", exclude={"calibration", "evaluate"}),
             data_links=_data_links,

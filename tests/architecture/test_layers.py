@@ -55,7 +55,7 @@ def test_a_process_has_one_thread_until_it_is_confined(module):
 
 
 # Lists of fields, which are not read from top to bottom.
-DECLARATIVE = {"config.py", "errors.py", "model.py", "models.py", "options.py", "resources.py"}
+DECLARATIVE = {"config.py", "errors.py", "model.py", "models.py", "options.py", "requests.py", "resources.py"}
 
 
 @functools.cache

@@ -53,6 +53,7 @@ SHORTER = {
     '"samples": 64, "sequence_length": 256': '"samples": 8, "sequence_length": 64',
     "--evaluate-samples 16": "--evaluate-samples 2",
     "--tokens 2M": "--tokens 20k",
+    "--heal 2M": "--heal 20k",
 }
 BLOCKS_OF_THE_MODEL = 1
 

@@ -44,6 +44,11 @@ METHODS = {
         {"model_id": "a/b", "metadata": {"k": "v"}, "queue": "cpu", "hub_token": "t", "idempotency_key": "k"}
         | {"calibration": CALIBRATION, "options": OPTIONS, "revision": "main"},
     ],
+    "heal": [
+        {"job_id": JOB, "tokens": 5},
+        {"job_id": JOB, "tokens": 5, "metadata": {"k": "v"}, "queue": "cpu", "hub_token": "t", "idempotency_key": "k"}
+        | {"calibration": {"dataset": "ptb", "sequence_length": 8, "seed": 1}},
+    ],
     "estimate": [
         {"model_id": "local/tiny", "ratio": 0.3},
         {"model_id": "local/tiny", "target_bytes": 10**9},
@@ -87,6 +92,7 @@ NO_METHOD = {
 NOT_SENT = {
     ("POST /jobs", "prefer"): "a job is followed by its events, which tell what happens meanwhile",
     ("POST /profiles", "prefer"): "as above",
+    ("POST /jobs/{job_id}/healings", "prefer"): "as above",
     ("GET /jobs/{job_id}", "prefer"): "as above",
     ("GET /jobs/{job_id}/events", "after"): "the header Last-Event-ID says the same of a stream",
     ("GET /jobs/{job_id}/events", "limit"): "of pages; the client reads streams",
@@ -235,7 +241,13 @@ def test_every_request_body_matches_the_document(document, connect, monkeypatch)
             whole = {"allOf": [schema], "components": document["components"]}
             errors = jsonschema_rs.Draft202012Validator(whole).iter_errors(request.json)
             assert [str(error) for error in errors] == [], name
-    assert seen == {"POST /jobs", "POST /profiles", "POST /estimates", "POST /profiles/{profile_id}/allocations"}
+    assert seen == {
+        "POST /jobs",
+        "POST /jobs/{job_id}/healings",
+        "POST /profiles",
+        "POST /estimates",
+        "POST /profiles/{profile_id}/allocations",
+    }
 
 
 def test_every_member_the_client_reads_is_in_the_document(document, monkeypatch):

@@ -302,3 +302,22 @@ def test_a_job_can_be_made_without_scripts(browser, service):
         service.finished(job_id)
         page.reload()
         expect(page.get_by_role("heading", name="Download")).to_be_visible()
+
+
+def test_a_result_is_healed_from_its_page(browser, service):
+    done = [job["id"] for job in service.client.get("/jobs?status=succeeded").json()["data"]]
+    curve = "figure[data-figure='loss-curve'] svg"
+    with open_page(browser, service) as page:
+        page.goto(f"/ui/jobs/{done[-1]}")
+        page.get_by_text("Heal this result").click()
+        page.get_by_label("Tokens to train on").fill("200k")
+        page.get_by_role("button", name="Heal", exact=True).click()
+        # Drawn while the job runs, and again from its report.
+        expect(page.locator(curve).first).to_be_visible(timeout=PATIENCE)
+        finish(page)
+        expect(page.locator(curve).first).to_be_visible()
+        expect(page.locator(".headline", has_text="Quality")).to_contain_text("→")
+        assert service.client.get(f"/jobs/{page.url.rsplit('/', 1)[-1]}").json()["heals"] == done[-1]
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            look_at(page, "healed")

@@ -28,7 +28,7 @@ from app.api.serializers import job_view, layer_view
 from app.services import jobs, outputs
 from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
-from app.shared.requests import CompressionRequest
+from app.shared.requests import CompressionRequest, HealingRequest
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=JsonRoute)
 
@@ -122,7 +122,7 @@ def cancel_job(job_id: JobId, response: Response, context: ContextDep, actor: Ac
     return job_view(job)
 
 
-@router.post("/{job_id}/retry", status_code=status.HTTP_202_ACCEPTED, responses=problems(404, 409, 422))
+@router.post("/{job_id}/retry", status_code=status.HTTP_202_ACCEPTED, responses=problems(404, 409, 410, 422))
 def retry_job(
     job_id: JobId, response: Response, context: ContextDep, actor: ActorDep, hub_token: HubTokenDep
 ) -> JobView:
@@ -131,6 +131,34 @@ def retry_job(
     A Hub token is deleted when its job ends: send it again with the retry of a job that needs one.
     """
     return accepted(response, jobs.retry_job(context, actor, job_id, hub_token).job)
+
+
+@router.post(
+    "/{job_id}/healings",
+    status_code=status.HTTP_202_ACCEPTED,
+    dependencies=[JSON_BODY],
+    responses=problems(400, 404, 409, 410, 413, 415, 422, 503, 507)
+    | {200: {"model": JobView, "description": "The job created by an earlier request with the same key"}},
+)
+async def heal_job(
+    job_id: JobId,
+    body: HealingRequest,
+    request: Request,
+    response: Response,
+    context: ContextDep,
+    actor: ActorDep,
+    threads: AdmissionDep,
+    key: IdempotencyKeyDep,
+    hub_token: HubTokenDep,
+    wait: WaitDep,
+) -> JobView:
+    """Submit a job that heals the `factored` artifact of a succeeded job, and publishes it in the same format and size.
+
+    The numbers that its layers store are trained on text towards the predictions of the original. The artifact is kept
+    until the new job ends, even if it expires before; the job that made it cannot be deleted before that.
+    """
+    job_request = await threads.run(jobs.healing_request, context, actor.tenant, job_id, body)
+    return await accept_job(job_request, request, response, context, actor, threads, key, hub_token, wait)
 
 
 @router.delete("/{job_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409))

@@ -39,7 +39,13 @@ def list_events(session: Session, job_id: str, *, after: int = 0, limit: int = 1
     return list(session.scalars(statement))
 
 
-def list_stage_events(session: Session, job_id: str) -> list[JobEvent]:
-    """Return the events of the stages that a job has entered, in order: a handful among those of hundreds of layers."""
-    statement = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == "stage").order_by(JobEvent.sequence)
+def list_typed_events(session: Session, job_id: str, kind: str) -> list[JobEvent]:
+    """Return the events of one type in order: a handful among those of hundreds of layers."""
+    statement = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == kind).order_by(JobEvent.sequence)
     return list(session.scalars(statement))
+
+
+def find_last_event(session: Session, job_id: str, kind: str) -> JobEvent | None:
+    """Return the newest event of one type; None if none exists."""
+    statement = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == kind)
+    return session.scalars(statement.order_by(JobEvent.sequence.desc()).limit(1)).one_or_none()

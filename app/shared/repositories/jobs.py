@@ -25,6 +25,7 @@ from app.shared.models import (
 )
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
+from app.shared.repositories.healings import find_healed, is_being_healed
 from app.shared.repositories.identifiers import new_id
 from app.shared.repositories.uploads import check_upload
 from app.shared.requests import UPLOAD, JobRequest, Queue
@@ -116,6 +117,7 @@ def create_job(
 
     Raises:
         IdempotencyKeyReusedError: the key belongs to another request.
+        ArtifactExpiredError: the result that is to be healed has been deleted.
     """
     at = now(session)
     job_id = new_id("job", at)
@@ -126,6 +128,8 @@ def create_job(
         earlier = find_replayed(session, request, owner=owner, key=idempotency.key)
         if earlier is not None:
             return Submission(job=earlier, created=False)
+    if request.heals is not None:
+        find_healed(session, owner, request.heals, lock=True)
     job = Job(
         id=job_id,
         owner=owner,
@@ -284,11 +288,13 @@ def delete_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Remov
 
     Raises:
         JobNotFoundError: the job does not exist, or belongs to another tenant.
-        ConflictError: it has not ended.
+        ConflictError: it has not ended, or an unfinished job heals its result.
     """
     job = _locked(session, job_id, owner)
     if not Status(job.status).is_terminal:
         raise ConflictError(f"the job is {job.status}; cancel it before you delete it")
+    if session.execute(select(is_being_healed(job_id))).scalar_one():
+        raise ConflictError("an unfinished job heals the result of this one; cancel that, or wait until it finishes")
     return _delete(session, job)
 
 
@@ -300,7 +306,7 @@ def delete_ended(session: Session, *, retention: timedelta, limit: int = 100) ->
     """
     statement = (
         select(Job)
-        .where(Job.finished_at <= now(session) - retention)
+        .where(Job.finished_at <= now(session) - retention, ~is_being_healed(Job.id))
         .order_by(Job.finished_at)
         .limit(limit)
         .with_for_update(skip_locked=True)

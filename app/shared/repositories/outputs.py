@@ -12,10 +12,14 @@ from app.shared.errors import ArtifactNotFoundError
 from app.shared.lifecycle import Status
 from app.shared.models import AllocationRow, Artifact, Job, LayerProfileRow, ReportRow
 from app.shared.outcomes import JobResult, NewArtifact, NewEvent
-from app.shared.repositories.events import append_event
+from app.shared.repositories.events import append_event, find_last_event, list_typed_events
 from app.shared.repositories.leases import Lease, change, end_job, lock_leased_job
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import CompressionReport, StageReport, energy_text
+
+HEALING_EVENT = "healing"
+"""Type of the event for a point of the loss curve of healing."""
 
 
 def report_progress(
@@ -26,7 +30,7 @@ def report_progress(
     Args:
         session: a writing transaction.
         lease: the worker's lease.
-        stage: downloading, preflight, calibrating, allocating, factorizing, exporting, evaluating or benchmarking.
+        stage: one of `rocket_core.config.STAGES`.
         progress: of the whole job, [0, 1]; it never decreases while a later attempt catches up with an earlier one.
         finish_at: estimated end; None if unknown.
 
@@ -98,6 +102,34 @@ def save_allocation(session: Session, lease: Lease, chosen: Sequence[tuple[str, 
     data = {"layers": len(rows), "kept_parameters": sum(candidate.kept_parameters for _, candidate in chosen)}
     append_event(session, job.id, NewEvent(type="allocation", message="allocated", data=data), at)
     return True
+
+
+def save_healing_point(session: Session, lease: Lease, point: HealingPoint) -> bool:
+    """Publish a point of the loss curve of healing, as an event.
+
+    Args:
+        session: a writing transaction.
+        lease: the worker's lease.
+        point: the point; points come in the order of the curve.
+
+    Returns:
+        False if an earlier attempt has already published the point; published points never change.
+
+    Raises:
+        FencedOutError: the job was taken away.
+    """
+    job = lock_leased_job(session, lease)
+    last = find_last_event(session, job.id, HEALING_EVENT)
+    if last is not None and point.order <= HealingPoint.model_validate(last.data).order:
+        return False
+    event = NewEvent(type=HEALING_EVENT, message=f"healing: {point.text}", data=point.model_dump(mode="json"))
+    append_event(session, job.id, event, now(session))
+    return True
+
+
+def list_healing_points(session: Session, job_id: str) -> list[HealingPoint]:
+    """Return the loss curve published so far."""
+    return [HealingPoint.model_validate(event.data) for event in list_typed_events(session, job_id, HEALING_EVENT)]
 
 
 def discard_layers(session: Session, lease: Lease, reason: NewEvent) -> None:

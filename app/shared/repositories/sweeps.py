@@ -16,6 +16,7 @@ from app.shared.lifecycle import Status
 from app.shared.models import Artifact, IdempotencyKey, Identity, Job, OutboxRow, Upload
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories.events import append_event
+from app.shared.repositories.healings import is_being_healed
 from app.shared.repositories.jobs import enqueue_notification
 from app.shared.repositories.leases import end_job, give_up
 from app.shared.requests import QUEUES, Queue
@@ -141,14 +142,18 @@ def requeue_job(session: Session, job_id: str) -> Job:
 
 
 def expire_artifacts(session: Session) -> list[str]:
-    """Delete the storage keys of expired artifacts.
+    """Delete the storage keys of expired artifacts, unless an unfinished job heals them.
 
     Returns:
         The storage keys to remove once the transaction is committed.
     """
     statement = (
         select(Artifact)
-        .where(Artifact.expires_at <= now(session), Artifact.storage_key.is_not(None))
+        .where(
+            Artifact.expires_at <= now(session),
+            Artifact.storage_key.is_not(None),
+            ~is_being_healed(Artifact.job_id),
+        )
         .limit(_BATCH)
         .with_for_update(skip_locked=True)
     )

@@ -28,6 +28,7 @@ from rocket_core.evaluation import (
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.stages.healing_plan import windows_to_draw
 from rocket_core.pipeline.state.records import EvaluationRecord
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.quality import EvaluationReport
@@ -151,9 +152,12 @@ def _documents(run: Run, settings: EvaluationConfig, token: str | None) -> Itera
     if not is_same:
         return file_documents(path) if path is not None else documents(settings.dataset, seed=_SEED, token=token)
     rest = documents(calibration.dataset, seed=calibration.seed, token=token)
-    # Skip the documents that the calibration reads.
+    # Skip the documents that calibration and healing read.
+    healing = run.config.healing
+    trained = 0 if healing is None else windows_to_draw(healing, run.sequence_length)
     if isinstance(run.inputs, EncoderText):
         run.inputs.windows(rest, calibration.samples)
     elif isinstance(run.inputs, DecoderText):
-        token_windows(rest, run.inputs.tokenizer, count=calibration.samples, length=run.sequence_length)
+        count = max(calibration.samples, trained)
+        token_windows(rest, run.inputs.tokenizer, count=count, length=run.sequence_length)
     return rest

@@ -1,6 +1,6 @@
 """Export of the artifacts: safetensors tensor by tensor, config and tokenizer files."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
@@ -28,13 +28,13 @@ from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.stored_weight import (
     read_codes,
     read_dense_weight,
-    refined_entries,
     stored_blocks,
     stored_tensors,
+    trained_entries,
 )
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
-from rocket_core.report.schema import LayerReport
+from rocket_core.report.schema import ExportReport, LayerReport
 
 StoredExport = Literal["factored", "dense", "compressed-tensors"]
 """Exports of safetensors."""
@@ -60,32 +60,64 @@ def write_export(
     if finished is not None:
         return finished
     folder = work.new_export(kind)
-    stored = {run.disk_name(name): layer for name, layer in layers.items() if layer.kind != "dense"}
-    if kind == "gguf":
-        _write_gguf(run, work, folder, stored, monitor)
-        work.finish_export(kind)
-        return folder
     kinds = run.config.export
     begin, total = kinds.index(kind), len(kinds)
-    plans = list(_plans(run, work, kind, stored))
-    tensors = iter(range(len(plans)))
-    write_checkpoint(
-        folder,
-        plans,
-        max_shard_bytes=run.config.max_shard_bytes,
-        on_tensor=lambda key: monitor.step((begin + next(tensors) / len(plans)) / total, key),
-    )
-    _write_config(run, folder, _quantization(run, work, kind, stored))
-    artifact_folder.copy_companions(run.source.folder, run.source.name, folder)
+    stored = _stored_layers(run, layers)
+    if kind == "gguf":
+        _write_gguf(run, work, folder, stored, monitor)
+    else:
+        plans = list(_plans(run, work, kind, stored))
+        tensors = iter(range(len(plans)))
+        write_checkpoint(
+            folder,
+            plans,
+            max_shard_bytes=run.config.max_shard_bytes,
+            on_tensor=lambda key: monitor.step((begin + next(tensors) / len(plans)) / total, key),
+        )
+        _write_description(run, work, folder, kind, stored)
     work.finish_export(kind)
     return folder
+
+
+def write_unhealed(
+    run: Run, work: WorkFolder, layers: Mapping[str, LayerReport], *, on_tensor: Callable[[str], None]
+) -> Path:
+    """Write the factored artifact as it is before healing, into temporary files of this process.
+
+    Args:
+        run: the run.
+        work: work folder with the factors.
+        layers: every compressible layer by name.
+        on_tensor: called with each name before it is written.
+
+    Returns:
+        The artifact's folder.
+    """
+    folder, stored = work.new_scratch(), _stored_layers(run, layers)
+    plans = list(_plans(run, work, "factored", stored))
+    write_checkpoint(folder, plans, max_shard_bytes=run.config.max_shard_bytes, on_tensor=on_tensor)
+    _write_description(run, work, folder, "factored", stored)
+    return folder
+
+
+def _stored_layers(run: Run, layers: Mapping[str, LayerReport]) -> dict[str, LayerReport]:
+    """Return the layers that are not dense by their names in the files."""
+    return {run.disk_name(name): layer for name, layer in layers.items() if layer.kind != "dense"}
+
+
+def _write_description(
+    run: Run, work: WorkFolder, folder: Path, kind: StoredExport, stored: Mapping[str, LayerReport]
+) -> None:
+    """Write everything in a folder with safetensors that tells how to load them."""
+    _write_config(run, folder, _quantization(run, work, kind, stored))
+    artifact_folder.copy_companions(run.source.folder, run.source.name, folder)
 
 
 def _plans(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, LayerReport]) -> Iterator[TensorPlan]:
     """Yield the tensors of an artifact, given the layers that are not dense by their names in its files."""
     split = kind == "factored"
     entries = run.artifact_entries(layer.name for layer in stored.values()) if split else run.checkpoint.entries
-    refined = refined_entries(work)
+    trained = trained_entries(work)
     for key, entry in entries.items():
         layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
         parts = {} if split else run.loader.parts(key)
@@ -97,7 +129,14 @@ def _plans(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, 
         elif experts:
             yield _plan_experts(run, work, entry, experts)
         else:
-            yield plan_untouched(run, refined.get(key, entry))
+            yield plan_untouched(run, trained.get(key, entry))
+
+
+def export_reports(folders: Mapping[ExportKind, Path]) -> tuple[ExportReport, ...]:
+    """Return the reports on written artifacts."""
+    return tuple(
+        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
+    )
 
 
 def stored_bytes(folder: Path) -> int:
@@ -118,9 +157,9 @@ def _write_gguf(run: Run, work: WorkFolder, folder: Path, stored: Mapping[str, L
     kinds = run.config.export
     begin = kinds.index("gguf")
     sources = []
-    refined = refined_entries(work)
+    trained = trained_entries(work)
     for key, untouched in run.split_entries().items():
-        entry = refined.get(key, untouched)
+        entry = trained.get(key, untouched)
         layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
         blocks = None if layer is None else stored_blocks(work, layer.name)
         storage, read = (gguf_storage(run.dtype), entry.read) if blocks is None else (blocks[0], blocks[1].read)

@@ -57,7 +57,7 @@ def heal_artifact(
         CheckpointError: weights are missing or damaged.
         NonFiniteCalibrationError: the divergence is not finite.
     """
-    finished = state.result()
+    finished = finished_healing(state, monitor)
     if finished is not None:
         return finished
     student = load_model(artifact, device)
@@ -80,6 +80,15 @@ def heal_artifact(
     result = state.result()
     assert result is not None, "it has been stored"
     return result
+
+
+def finished_healing(state: HealingState, monitor: Monitor) -> tuple[dict[str, TensorEntry], HealingReport] | None:
+    """Return what `heal_artifact` returned in an earlier run, and report its loss curve again; None if unfinished."""
+    finished = state.result()
+    if finished is not None:
+        for point in finished[1].curve:
+            monitor.healed(point)
+    return finished
 
 
 def _trained_names(model: PreTrainedModel) -> list[str]:
@@ -141,7 +150,8 @@ def _saving(trainer: Trainer, state: HealingState) -> Iterator[None]:
 def _take_steps(plan: HealingPlan, trainer: Trainer, state: HealingState, monitor: Monitor) -> None:
     steps = plan.schedule.steps
     monitor.skip_to(trainer.step / steps)
-    reported = len(_curve(plan, trainer))
+    # Also the points of the run that this one resumes.
+    reported = 0
     while not trainer.is_finished:
         trainer.advance()
         if state.is_due:
@@ -157,17 +167,17 @@ def _curve(plan: HealingPlan, trainer: Trainer) -> tuple[HealingPoint, ...]:
     """Return the loss curve so far; points are only added while training continues."""
     every = math.ceil(plan.schedule.steps / _POINTS)
     points = [
-        HealingPoint(tokens=stop * plan.step_tokens, training=max(0.0, math.fsum(losses) / len(losses)))
+        HealingPoint(step=stop, tokens=stop * plan.step_tokens, training=max(0.0, math.fsum(losses) / len(losses)))
         for start in range(0, trainer.step, every)
         for stop in [min(start + every, plan.schedule.steps)]
         if stop <= trainer.step
         for losses in [trainer.losses[start:stop]]
     ]
     points += [
-        HealingPoint(tokens=step * plan.step_tokens, held_out=max(0.0, value))
+        HealingPoint(step=step, tokens=step * plan.step_tokens, held_out=max(0.0, value))
         for step, value in zip(trainer.measured_at, trainer.held_out, strict=False)
     ]
-    return tuple(sorted(points, key=lambda point: (point.tokens, point.training is None)))
+    return tuple(sorted(points, key=lambda point: point.order))
 
 
 def _report(plan: HealingPlan, trainer: Trainer, trained: int) -> HealingReport:

@@ -10,12 +10,13 @@ from torch import Tensor
 from rocket_core.calibration.inputs import DecoderText
 from rocket_core.checkpoint import open_checkpoint
 from rocket_core.config import CalibrationConfig, HealingConfig
-from rocket_core.errors import EmptyCalibrationError, UnsupportedArchitectureError
+from rocket_core.errors import EmptyCalibrationError
 from rocket_core.evaluation import ModelFolder
 from rocket_core.evaluation.windows import batch_size
 from rocket_core.healing import HealingText, Schedule
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.healing_footprint import HealingSizes
+from rocket_core.inspection.preconditions import cannot_heal
 from rocket_core.models.architecture import Architecture, window_length
 
 # At most this part of the windows, and no more of them, are held out to choose the best values.
@@ -85,7 +86,8 @@ def plan_healing(
         CalibrationError: the text is too short or malformed.
         HubUnavailableError: the text cannot be fetched from the Hub.
     """
-    check_heals(original.predicts_tokens, str(original.path.name))
+    if not original.predicts_tokens:
+        raise cannot_heal(original.path.name)
     length = window_length(original.config, settings.sequence_length)
     if windows is None:
         windows = _draw(original, settings, length, token)
@@ -114,16 +116,6 @@ def plan_healing(
             stored_bytes=open_checkpoint(original.path).stored_bytes,
         ),
     )
-
-
-def check_heals(predicts_tokens: bool, model: str) -> None:
-    """Raise an error if a model cannot be healed.
-
-    Raises:
-        UnsupportedArchitectureError: it does not predict tokens.
-    """
-    if not predicts_tokens:
-        raise UnsupportedArchitectureError(f"{model} does not predict next tokens, and healing trains on nothing else")
 
 
 def windows_to_draw(settings: HealingConfig, length: int) -> int:

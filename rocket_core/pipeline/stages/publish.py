@@ -19,12 +19,20 @@ from rocket_core.report.schema import CompressionReport
 def publish(
     original: Path, output: Path, work: WorkFolder, report: CompressionReport, folders: Mapping[ExportKind, Path]
 ) -> None:
+    """Move the complete artifacts into place, and remove the work folder; arguments are those of `place`."""
+    place(original, output, work, report, folders)
+    work.remove()
+
+
+def place(
+    original: Path, output: Path, work: WorkFolder, report: CompressionReport, folders: Mapping[ExportKind, Path]
+) -> None:
     """Move the complete artifacts into place; a report in `output` means that all of them are there.
 
     Args:
         original: folder of the original model, whose card may name its licence.
         output: the output folder.
-        work: work folder with the artifacts, removed at the end.
+        work: work folder with the artifacts, which is kept.
         report: the report.
         folders: the artifacts.
     """
@@ -33,7 +41,6 @@ def publish(
     move_into_place(output, work, folders)
     # The report is written last: if it exists, everything else does.
     write_report(output, report)
-    work.remove()
 
 
 def move_into_place(output: Path, work: WorkFolder, folders: Mapping[ExportKind, Path]) -> None:

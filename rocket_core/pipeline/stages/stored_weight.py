@@ -12,6 +12,7 @@ from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.models.architecture import oriented_weight
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.units import CompressionUnit
+from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.work_folder import WorkFolder
 
 
@@ -22,13 +23,17 @@ def stored_tensors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
     return entries
 
 
-def refined_entries(work: WorkFolder) -> dict[str, TensorEntry]:
-    """Return the locations of the norms and biases of refined blocks, by the key in the checkpoint that they keep."""
+def trained_entries(work: WorkFolder) -> dict[str, TensorEntry]:
+    """Return the locations of trained norms and biases, by the key in the checkpoint that they keep.
+
+    They are those of refined blocks, or of the whole model once it is healed.
+    """
     found: dict[str, TensorEntry] = {}
     for index, record in work.refined_blocks().items():
         tensors = work.refined_tensors(index)
         found |= {key: tensors[key] for key in record.vectors.values()}
-    return found
+    healed = HealingState.within(work.path).result()
+    return found if healed is None else found | healed[0]
 
 
 def block_key(block_type: BlockType) -> str:

@@ -20,13 +20,21 @@ class HealingState:
 
     Args:
         folder: folder of the files; created by the first that is written.
-        seconds: time between two checkpoints.
     """
 
-    def __init__(self, folder: Path, *, seconds: float = _SECONDS) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._pause = self._seconds = seconds
+        self._pause = _SECONDS
         self._saved_at = time.monotonic()
+
+    @classmethod
+    def within(cls, work: Path) -> "HealingState":
+        """Return the state in a work folder.
+
+        Args:
+            work: the folder.
+        """
+        return cls(work / "healing")
 
     def windows(self) -> Tensor | None:
         """Return the windows of text, if they have been drawn."""
@@ -52,7 +60,7 @@ class HealingState:
         began = time.monotonic()
         self._write("checkpoint.safetensors", tensors)
         self._saved_at = time.monotonic()
-        self._pause = max(self._seconds, _TIMES_ITS_COST * (self._saved_at - began))
+        self._pause = max(_SECONDS, _TIMES_ITS_COST * (self._saved_at - began))
 
     def result(self) -> tuple[dict[str, TensorEntry], HealingReport] | None:
         """Return where the healed tensors are, by their names in the artifact, and the report; None if unfinished."""

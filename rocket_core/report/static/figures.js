@@ -237,6 +237,38 @@
     });
   }
 
+  function lossCurve(data, width) {
+    const trained = data.rows.filter((row) => row.training !== null);
+    const held = data.rows.filter((row) => row.held_out !== null);
+    const names = ["text read", "held-out windows"];
+    return Plot.plot({
+      ...common(data, width),
+      marginLeft: 60,
+      marginRight: 30,
+      marginBottom: 46,
+      height: 300,
+      grid: true,
+      x: { label: "tokens read →", tickFormat: "~s", ticks: Math.max(2, Math.floor(width / 110)), zero: true },
+      y: { label: "↑ divergence, nats per token", zero: true },
+      color: { domain: names, range: ["#4f8fd6", "#d1752c"], legend: true },
+      marks: [
+        Plot.line(trained, { x: "tokens", y: "training", stroke: () => names[0], strokeWidth: 1.5 }),
+        Plot.line(held, { x: "tokens", y: "held_out", stroke: () => names[1], strokeDasharray: "2 4" }),
+        Plot.dot(held, { x: "tokens", y: "held_out", fill: () => names[1], r: 4.5 }),
+        Plot.tip(data.rows, Plot.pointerX({
+          x: "tokens",
+          y: (row) => row.training ?? row.held_out,
+          title: (row) =>
+            [
+              `step ${d3.format(",")(row.step)}, ${d3.format(",")(row.tokens)} tokens`,
+              ...(row.training === null ? [] : [`text read ${short(row.training)}`]),
+              ...(row.held_out === null ? [] : [`held-out windows ${short(row.held_out)}`]),
+            ].join("\n"),
+        })),
+      ],
+    });
+  }
+
   function allocationDifference(data, width) {
     const layers = [...new Set(data.rows.map((row) => row.layer))];
     const prefix = commonPrefix(layers);
@@ -270,6 +302,7 @@
     "predicted-and-achieved": predictedAndAchieved,
     "stage-times": stageTimes,
     "size-frontier": sizeFrontier,
+    "loss-curve": lossCurve,
     "allocation-difference": allocationDifference,
   };
 

@@ -4,13 +4,16 @@ import re
 import socket
 from dataclasses import replace
 from datetime import timedelta
+from types import MappingProxyType
 
 import pytest
+from sqlalchemy import update
 
 from app.api.middleware.access import REFUSALS
 from app.api.streams import Streams
 from app.shared.database import Database, downgrade
 from app.shared.errors import DiskFullError
+from app.shared.models import Artifact, Job
 from app.shared.outcomes import JobError
 from app.shared.repositories import sweeps
 from app.shared.storage import LocalStore
@@ -59,6 +62,25 @@ def jobs(client, worker, context):
             return self._after(worker.succeed, {"model.safetensors": b"0123456789", "report.json": b"{}"})
 
         @property
+        def healable(self):
+            return self._after(worker.succeed, {"factored/model.safetensors": b"0123456789"})
+
+        @property
+        def healed_and_gone(self):
+            """Return a job that was cancelled while it healed a result that no longer exists."""
+            healable = self.healable
+            path = client.post(f"{healable}/healings", json={"tokens": 5}).headers["Location"]
+            client.post(f"{path}/cancel")
+            self._expire(healable)
+            return path
+
+        def _expire(self, path):
+            with context.database.transaction() as session:
+                session.execute(
+                    update(Artifact).where(Artifact.job_id == path.rsplit("/", 1)[-1]).values(storage_key=None)
+                )
+
+        @property
         def expired(self):
             path = self._after(worker.succeed, {"model.safetensors": b"0"}, retention=timedelta(0))
             for key in worker.do(sweeps.expire_artifacts):
@@ -74,6 +96,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
     without_target = {name: value for name, value in BODY.items() if name != "ratio"}
     unknown_upload = {"calibration": {"dataset": NO_UPLOAD}}
     profile, allocations = "/profiles/{profile_id}", "/profiles/{profile_id}/allocations"
+    healings = "/jobs/{job_id}/healings"
     job, file = "/jobs/{job_id}", "/jobs/{job_id}/artifacts/{name}"
 
     def replay(path, body, key):
@@ -100,11 +123,18 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         app.state.context = context
         return answer
 
-    def without_a_hub(path, body=BODY):
+    def healed_without_a_hub():
+        path = jobs.healable
+        with app.state.context.database.transaction() as session:
+            row = session.get(Job, path.rsplit("/", 1)[-1])
+            row.request = row.request | {"model_id": "org/model"}
+        return without_a_hub(f"{path}/healings", {"tokens": 5}, {})
+
+    def without_a_hub(path, body=BODY, named=MappingProxyType({"model_id": "org/model"})):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             FakeHub.replace(monkeypatch, f"http://127.0.0.1:{free.getsockname()[1]}")
-        return client.post(path, json=body | {"model_id": "org/model"})
+        return client.post(path, json={**body, **named})
 
     def without_room(ask):
         def full(_self):
@@ -160,6 +190,22 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("post", f"{job}/retry", 202): lambda: client.post(f"{jobs.failed}/retry"),
         ("post", f"{job}/retry", 404): lambda: client.post(f"{UNKNOWN}/retry"),
         ("post", f"{job}/retry", 409): lambda: client.post(f"{jobs.succeeded}/retry"),
+        ("post", f"{job}/retry", 410): lambda: client.post(f"{jobs.healed_and_gone}/retry"),
+        ("post", healings, 202): lambda: client.post(f"{jobs.healable}/healings", json={"tokens": 5}),
+        ("post", healings, 200): lambda: replay(f"{jobs.healable}/healings", {"tokens": 5}, "h"),
+        ("post", healings, 400): lambda: client.post(f"{jobs.healable}/healings", content=b"{", headers=json_type),
+        ("post", healings, 404): lambda: client.post(f"{UNKNOWN}/healings", json={"tokens": 5}),
+        ("post", healings, 409): lambda: client.post(f"{jobs.failed}/healings", json={"tokens": 5}),
+        ("post", healings, 410): lambda: client.post(f"{jobs.expired}/healings", json={"tokens": 5}),
+        ("post", healings, 413): lambda: client.post(
+            f"{jobs.healable}/healings", content=b" " * 5000, headers=json_type
+        ),
+        ("post", healings, 415): lambda: client.post(f"{jobs.healable}/healings", content=b"{}", headers=text_type),
+        ("post", healings, 422): lambda: client.post(f"{jobs.healable}/healings", json={"tokens": 0}),
+        ("post", healings, 503): healed_without_a_hub,
+        ("post", healings, 507): lambda: without_room(
+            lambda path=jobs.healable: client.post(f"{path}/healings", json={"tokens": 5})
+        ),
         ("get", f"{job}/events", 200): lambda: client.get(f"{jobs.queued}/events"),
         ("get", f"{job}/events", 404): lambda: client.get(f"{UNKNOWN}/events"),
         ("get", f"{job}/events", 422): lambda: client.get(f"{jobs.queued}/events?after=-1"),

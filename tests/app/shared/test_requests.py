@@ -126,11 +126,13 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
         "target_bytes": True,
         "bits": True,
         "benchmark": True,
+        "heals": True,
         "options": {
             "calibrate_all_experts",
             "code_bits",
             "engine",
             "group_size",
+            "heal_tokens",
             "include",
             "refine",
             "storage",

@@ -102,6 +102,7 @@ def test_every_option_is_a_field_of_the_request():
         "size",
         "bits",
         "benchmark",
+        "heal",
         "revision",
         "metadata",
         "queue",
