@@ -25,6 +25,7 @@ from worker.messages import (
     Allocated,
     ComputeRequest,
     Costed,
+    Evaluated,
     Failed,
     Finished,
     LayerProfiled,
@@ -109,10 +110,13 @@ class Computation:
                 with no_collection(lasting=True):
                     import rocket_core.pipeline  # noqa: F401
                 adopt_loggers()
-                if self._request.task == "compression":
-                    self._compress()
-                else:
-                    self._profile()
+                match self._request.task:
+                    case "compression":
+                        self._compress()
+                    case "profile":
+                        self._profile()
+                    case "evaluation":
+                        self._evaluate()
         except (MemoryError, InsufficientMemoryError):
             limit, _hard = resource.getrlimit(resource.RLIMIT_DATA)
             if limit != resource.RLIM_INFINITY:
@@ -164,6 +168,25 @@ class Computation:
             should_cancel=self._should_cancel,
         )
         self._on_profiled(profile)
+
+    def _evaluate(self) -> None:
+        from rocket_core.pipeline import evaluate_artifact
+
+        request = self._request
+        assert request.artifact is not None
+        report = evaluate_artifact(
+            self._model(),
+            request.artifact,
+            request.output,
+            request.config,
+            revision=request.revision,
+            hub=HubAccess(token=request.token),
+            on_progress=self._on_progress,
+            on_requirements=self._on_requirements,
+            on_offline=self._on_offline,
+            should_cancel=self._should_cancel,
+        )
+        self._insist(Evaluated(report=report))
 
     def _model(self) -> "str | ModelSource":
         from rocket_core.checkpoint import ModelSource

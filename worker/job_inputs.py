@@ -16,7 +16,7 @@ from app.shared.repositories import uploads
 from app.shared.requests import LOCAL, UPLOAD, JobRequest
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, StoredFile
-from rocket_core.config import HUB_DATASETS, HUB_TASKS, CompressionConfig
+from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, HUB_TASKS, CompressionConfig
 from rocket_core.errors import HubCacheBusyError
 from rocket_core.inspection import hub_cache
 from rocket_core.inspection.hub import HubAccess
@@ -124,18 +124,21 @@ def collect_inputs(
         RocketError: an input no longer exists.
         AppError: an upload cannot be fetched, or the token cannot be decrypted.
     """
-    texts = [_dataset(settings, database, store, job, name, folders.root) for name in request.datasets]
+    texts = {name: _dataset(settings, database, store, job, name, folders.root) for name in request.datasets}
     paths: dict[str, object] = {}
     if request.evaluate is not None:
         tasks = (find_dataset(settings, task) for task in request.evaluate.tasks)
-        paths = {"dataset": texts[1], "tasks": tuple(tasks)}
+        paths = {"dataset": texts[request.evaluate.dataset], "tasks": tuple(tasks)}
     model = request.model_id
     is_local = model.startswith(LOCAL)
     return Inputs(
         model=str(find_local_model(settings, model)) if is_local else model,
         is_on_hub=not is_local,
         revision=request.revision,
-        config=request.compression_config(dataset=texts[0], evaluate=paths, device=device),
+        # An evaluation reads another text than the calibration, which may be gone, or what that left of its own.
+        config=request.compression_config(
+            dataset=texts.get(request.calibration.dataset, BUILTIN_DATASET), evaluate=paths, device=device
+        ),
         hub=_hub_access(settings, job, folders),
     )
 

@@ -7,7 +7,7 @@ from the attempt      from `worker.fetch`                    from `worker.comput
 `FetchRequest`        `Downloading`, `Downloaded`, `Failed`
 `ComputeRequest`                                             `Advanced`, `Failed`, `Finished`
 `Acknowledged`                                               `Required`, `LayerProfiled`, `ModelProfiled`,
-                                                             `Allocated`, `Costed`
+                                                             `Allocated`, `Costed`, `Evaluated`
 ====================  =====================================  ==============================================
 
 An acknowledged message has been written to the database by the time the answer arrives.
@@ -19,9 +19,11 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from app.shared.outcomes import JobError
+from app.shared.requests import JobKind
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import CompressionConfig, Stage
+from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import StageReport
 from worker.channel import Message
 
@@ -30,7 +32,6 @@ MAX_TEXT = 10_000
 
 _Name = Annotated[str, Field(max_length=4096)]
 _Share = Annotated[float, Field(ge=0, le=1)]
-Task = Literal["compression", "profile"]
 
 
 class Logging(Message):
@@ -70,8 +71,8 @@ class ComputeRequest(Message):
 
     logging: Logging
     """how to log."""
-    task: Task
-    """a compression, or only a profile."""
+    task: JobKind
+    """a compression, only a profile, or the evaluation of an artifact."""
     model: str
     """the requested model: a repository id, or the path of a folder."""
     folder: Path | None
@@ -84,6 +85,8 @@ class ComputeRequest(Message):
     """folder to write to."""
     config: CompressionConfig
     """all settings."""
+    artifact: Path | None = None
+    """folder of the artifact to evaluate; None for other tasks."""
     profiles: Path
     """folder of cached profiles."""
     profiles_bytes: int
@@ -172,6 +175,14 @@ class Costed(Message):
     stages: tuple[StageReport, ...]
 
 
+class Evaluated(Message):
+    """The artifact is evaluated."""
+
+    kind: Literal["evaluated"] = "evaluated"
+    report: EvaluationReport
+    """the result."""
+
+
 class Finished(Message):
     """The run is complete; after a compression the output folder holds the report."""
 
@@ -201,5 +212,5 @@ ACKNOWLEDGED = TypeAdapter(Acknowledged)
 FromFetch = Downloading | Downloaded | Failed
 FROM_FETCH: TypeAdapter[FromFetch] = TypeAdapter(Annotated[FromFetch, Field(discriminator="kind")])
 
-FromCompute = Advanced | Required | LayerProfiled | ModelProfiled | Allocated | Costed | Finished | Failed
+FromCompute = Advanced | Required | LayerProfiled | ModelProfiled | Allocated | Costed | Evaluated | Finished | Failed
 FROM_COMPUTE: TypeAdapter[FromCompute] = TypeAdapter(Annotated[FromCompute, Field(discriminator="kind")])

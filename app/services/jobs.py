@@ -178,7 +178,8 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
         )
         if submission.created:
             limits = quotas.find_limits(session, context.settings, owner)
-            quotas.check_calibration_tokens(limits, request.calibration)
+            if request.kind != "evaluation":
+                quotas.check_calibration_tokens(limits, request.calibration)
             quotas.check_evaluation_tokens(limits, request.evaluate)
             quotas.check_job_slot(session, context.settings, owner)
             audit.record(session, actor, Action.JOB_RETRY, subject=submission.job.id, detail={"retry_of": job_id})

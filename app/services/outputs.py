@@ -65,8 +65,9 @@ def get_report(context: Context, owner: str, job_id: str) -> dict[str, Any]:
         job = jobs.get_job(session, job_id, owner)
         report = outputs.find_report(session, job)
     if report is None:
-        if JobRequest.model_validate(job.request).kind == "profile":
-            raise ReportNotReadyError("profile jobs have no report; only compression jobs do")
+        kind = JobRequest.model_validate(job.request).kind
+        if kind != "compression":
+            raise ReportNotReadyError(f"{kind} jobs have no report; only compression jobs do")
         raise ReportNotReadyError(f"the job is {job.status}; only succeeded jobs have a report")
     return report.body
 

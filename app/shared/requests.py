@@ -5,6 +5,7 @@ import re
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from rocket_core.config import (
     BUILTIN_DATASET,
@@ -26,7 +27,7 @@ UPLOAD = "upload/"
 
 Queue = Literal["cpu", "gpu"]
 """The queue, which decides which workers run a job."""
-JobKind = Literal["compression", "profile"]
+JobKind = Literal["compression", "profile", "evaluation"]
 """The kind of a job."""
 QUEUES: tuple[Queue, ...] = get_args(Queue)
 
@@ -38,6 +39,9 @@ _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}")
 _MAX_MEMBERS = 1024
 _MAX_METADATA = 16
 _MAX_TASKS = 16
+_MAX_PROMPTS = 16
+_MAX_PROMPT_CHARACTERS = 4000
+_MAX_ANSWER_TOKENS = 512
 _UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
 
 
@@ -100,7 +104,18 @@ class CalibrationRequest(_RequestModel):
     """seed for drawing samples, 0 (the default) to 2⁶³ - 1."""
 
 
-class EvaluationRequest(_RequestModel):
+class _Stored(_RequestModel):
+    """A request that becomes part of a row."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_storable(cls, data: Any) -> Any:
+        # Postgres can store neither NUL nor lone surrogates, and JSON can contain both.
+        _require_storable(data)
+        return data
+
+
+class EvaluationRequest(_Stored):
     """How the result is compared with the dense model, once its files are written.
 
     It does not change the artifacts. Unlike a compression, which holds one block, it needs memory for the whole model,
@@ -130,6 +145,15 @@ class EvaluationRequest(_RequestModel):
     """
     task_items: Annotated[int, Field(ge=1, le=2**20)] | None = None
     """items read of each task, at least 1; null (the default) reads all."""
+    prompts: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=_MAX_PROMPT_CHARACTERS)], ...],
+        Field(max_length=_MAX_PROMPTS),
+    ] = ()
+    """texts that both models answer with the most likely token each time, at most 16 of up to 4,000 characters, none by
+    default. A model with a chat template reads them as a user's message, another one continues them.
+    """
+    answer_tokens: Annotated[int, Field(ge=1, le=_MAX_ANSWER_TOKENS)] = 64
+    """tokens of the longest answer to a prompt, 1 to 512, 64 by default."""
 
 
 _Labels = Annotated[
@@ -148,17 +172,6 @@ class JobOptions(MethodOptions, _RequestModel):
     original), or for the engines vllm and llama.cpp `compressed-tensors` and `gguf`. By default the first two, or what
     the other engine reads; each costs disk space.
     """
-
-
-class _Stored(_RequestModel):
-    """A request that becomes part of a row."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _text_is_storable(cls, data: Any) -> Any:
-        # Postgres can store neither NUL nor lone surrogates, and JSON can contain both.
-        _require_storable(data)
-        return data
 
 
 class JobRequest(_Stored):
@@ -193,6 +206,8 @@ class JobRequest(_Stored):
     """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
     queue: Queue | None = None
     """which workers run it, `cpu` or `gpu`; null uses the server's default."""
+    source_job_id: Annotated[str | None, SkipJsonSchema()] = None
+    """the earlier job whose artifact it evaluates; set by the service, never by a client."""
 
     @model_validator(mode="before")
     @classmethod
@@ -242,6 +257,8 @@ class JobRequest(_Stored):
     @property
     def kind(self) -> JobKind:
         """The kind of the job."""
+        if self.source_job_id is not None:
+            return "evaluation"
         return "profile" if self.target is None else "compression"
 
     @property
@@ -251,8 +268,9 @@ class JobRequest(_Stored):
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """Names of all datasets that the job reads."""
-        return (self.calibration.dataset, *(() if self.evaluate is None else (self.evaluate.dataset,)))
+        """Names of all datasets that the job reads, the calibration's first unless the job only evaluates."""
+        evaluated = () if self.evaluate is None else (self.evaluate.dataset,)
+        return evaluated if self.kind == "evaluation" else (self.calibration.dataset, *evaluated)
 
     @property
     def local_tasks(self) -> tuple[str, ...]:
@@ -271,8 +289,12 @@ class JobRequest(_Stored):
         """Return the SHA-256 of the request; spelling out a default does not change it."""
         # Members that did not exist in earlier versions are left out: a replay may follow an upgrade.
         newer: dict[str, Any] = {
-            name: True for name in ("queue", "evaluate", "target_bytes", "bits") if getattr(self, name) is None
+            name: True
+            for name in ("queue", "evaluate", "target_bytes", "bits", "source_job_id")
+            if getattr(self, name) is None
         }
+        if self.evaluate is not None and not self.evaluate.prompts:
+            newer["evaluate"] = {"prompts", "answer_tokens"}
         if not self.benchmark:
             newer["benchmark"] = True
         newer["options"] = {
@@ -296,6 +318,8 @@ class CompressionRequest(JobRequest):
 
     @model_validator(mode="after")
     def _has_a_target(self) -> "CompressionRequest":
+        if self.kind == "evaluation":
+            raise ValueError("source_job_id is set by the service; use POST /jobs/{id}/evaluations")
         if self.kind == "profile":
             raise ValueError("specify one of ratio, target_bytes and bits")
         return self

@@ -138,7 +138,7 @@ def heal(
             found = open_artifact(artifact)
         source = obtain_model(*original_name(found, model, revision), hub, CompressionConfig(), monitor)
         with monitor.stage("preflight"):
-            check_original(found, source)
+            check_original(found.report, source)
             identity = _identity(found, source, config, exports)
             finished = _finished(output, identity, resume=resume)
             if finished is not None:

@@ -116,6 +116,7 @@ def create_job(
 
     Raises:
         IdempotencyKeyReusedError: the key belongs to another request.
+        JobNotFoundError: the request works on the artifact of a job that does not exist.
     """
     at = now(session)
     job_id = new_id("job", at)
@@ -126,6 +127,8 @@ def create_job(
         earlier = find_replayed(session, request, owner=owner, key=idempotency.key)
         if earlier is not None:
             return Submission(job=earlier, created=False)
+    if request.source_job_id is not None:
+        get_job(session, request.source_job_id, owner)
     job = Job(
         id=job_id,
         owner=owner,
@@ -138,6 +141,7 @@ def create_job(
         hub_token=hub_token,
         request_id=current_request_id(),
         queue=request.queue or default_queue,
+        source_job_id=request.source_job_id,
     )
     session.add(job)
     session.flush()

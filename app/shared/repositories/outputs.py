@@ -182,8 +182,8 @@ def save_costs(session: Session, lease: Lease, stages: Sequence[StageReport]) ->
     append_event(session, job.id, NewEvent(type="costs", message=took, data=data), now(session))
 
 
-def succeed_profile(session: Session, lease: Lease) -> Status:
-    """End a job that only profiles layers, once its profile is saved.
+def succeed_without_files(session: Session, lease: Lease) -> Status:
+    """End a job that publishes no files, once its profile or its evaluation is saved.
 
     Returns:
         `succeeded`, or `cancelled` if that was requested.

@@ -4,7 +4,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from app.shared.requests import EvaluationRequest, JobOptions, JobRequest
+from app.shared.requests import CompressionRequest, EvaluationRequest, JobOptions, JobRequest
 from rocket_core.config import CompressionConfig, EvaluationConfig
 
 
@@ -126,6 +126,7 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
         "target_bytes": True,
         "bits": True,
         "benchmark": True,
+        "source_job_id": True,
         "options": {
             "calibrate_all_experts",
             "code_bits",
@@ -141,6 +142,26 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
     assert plain.fingerprint() == hashlib.sha256(stored.encode()).hexdigest()
     assert evaluated.fingerprint() != plain.fingerprint()
     assert evaluated.fingerprint() == JobRequest(model_id="local/x", ratio=0.3, evaluate={"samples": 64}).fingerprint()
+
+
+def test_a_fingerprint_includes_prompts_only_if_given():
+    plain, prompted, later = (
+        JobRequest(model_id="local/x", ratio=0.3, **given)
+        for given in (
+            {"evaluate": {"answer_tokens": 3}},
+            {"evaluate": {"answer_tokens": 3, "prompts": ["a"]}},
+            {"evaluate": {}, "source_job_id": "job_1"},
+        )
+    )
+    assert len({request.fingerprint() for request in (plain, prompted, later)}) == 3
+    assert (prompted.kind, later.kind) == ("compression", "evaluation")
+    assert later.datasets == ("builtin",)
+
+
+def test_a_client_cannot_name_the_job_that_it_works_on():
+    with pytest.raises(ValidationError, match="use POST /jobs"):
+        CompressionRequest(model_id="local/x", ratio=0.3, evaluate={}, source_job_id="job_1")
+    assert "source_job_id" not in CompressionRequest.model_json_schema()["properties"]
 
 
 def test_a_fingerprint_includes_a_benchmark_only_if_requested():
