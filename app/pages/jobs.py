@@ -7,19 +7,20 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from app.api.dependencies import ActorDep, ContextDep, JobId, OwnerDep
+from app.api.dependencies import ActorDep, AdmissionDep, ContextDep, JobId, OwnerDep
 from app.api.ids import AfterJob
 from app.api.paths import HOME, PAGES
-from app.api.serializers import job_view
-from app.pages.forms import FieldsDep
+from app.api.serializers import evaluation_view, job_view
+from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, read_evaluation
 from app.pages.frontier_figure import frontier_of
 from app.pages.rendering import redirect, render
 from app.pages.stage_list import stage_list
-from app.services import jobs, outputs, profiles
+from app.services import evaluations, jobs, outputs, profiles, uploads
 from app.services.context import Context
 from app.shared import catalog
-from app.shared.errors import ProfileNotFoundError, ReportNotReadyError
+from app.shared.errors import InvalidRequestError, ProfileNotFoundError, ReportNotReadyError
 from app.shared.lifecycle import Status
+from app.shared.repositories.audit import Actor
 from app.shared.repositories.jobs import JobFilter
 from rocket_core.report.cost_table import cost_comparison
 from rocket_core.report.figures import Figure, report_figures
@@ -62,6 +63,9 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerD
         request,
         "job.html.j2",
         job=job,
+        measured=evaluations.find_evaluation(context, owner, job_id),
+        evaluations=list(map(evaluation_view, evaluations.list_evaluations(context, owner, job_id))),
+        datasets=uploads.list_datasets(context, owner),
         report=report,
         figures=() if report is None else report_figures(report),
         cost=None if report is None else cost_comparison(report),
@@ -116,6 +120,14 @@ def show_figure_data(job_id: JobId, name: str, context: ContextDep, owner: Owner
     return figure_data(by_name.get(stem), suffix)
 
 
+@router.post(f"{_JOBS}/{{job_id}}/evaluations")
+async def evaluate(
+    request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
+) -> Response:
+    """Create a job that evaluates this one's result, and show it."""
+    return await threads.run(_evaluate, request, job_id, context, actor, fields)
+
+
 @router.post(f"{_JOBS}/{{job_id}}/cancel")
 def cancel(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
     """Cancel a job, and show it."""
@@ -163,6 +175,16 @@ def figure_data(figure: Figure | None, suffix: str) -> Response:
     if suffix == "csv":
         return Response(figure.csv(), media_type="text/csv", headers=headers)
     return Response(json.dumps(figure.model_dump()), media_type="application/json", headers=headers)
+
+
+def _evaluate(request: Request, job_id: str, context: Context, actor: Actor, fields: Fields) -> Response:
+    try:
+        evaluation = read_evaluation(fields)
+    except InvalidFieldsError as error:
+        raise InvalidRequestError(str(error)) from None
+    job_request = evaluations.evaluation_request(context, actor.tenant, job_id, evaluation)
+    job = jobs.submit_job(context, actor, job_request, None).job
+    return redirect(request, f"{_JOBS}/{job.id}")
 
 
 def _list(

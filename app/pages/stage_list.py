@@ -48,6 +48,8 @@ def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
 
 
 def _expected(job: JobView) -> list[Stage]:
+    if job.kind == "evaluation":
+        return ["downloading", "preflight", "evaluating"]
     left_out: set[Stage] = {"healing"}
     if job.model_id.startswith(LOCAL):
         left_out.add("downloading")
