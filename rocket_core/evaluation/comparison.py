@@ -5,7 +5,6 @@ Only one model is in memory at a time. The dense model's logits are stored in a 
 stored, in memory.
 """
 
-import errno
 import functools
 import hashlib
 import math
@@ -20,18 +19,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rocket_core.config import EvaluationConfig
-from rocket_core.errors import InsufficientDiskError, InvalidConfigError
+from rocket_core.errors import InvalidConfigError
 from rocket_core.evaluation.answers import DenseAnswers, Prompt, answer_densely, compare_answers
 from rocket_core.evaluation.divergence import DivergenceSum, token_divergence
 from rocket_core.evaluation.drift import mean_cosine_drift, pooled_outputs
 from rocket_core.evaluation.harness import Task, score_tasks
 from rocket_core.evaluation.likelihood import summarize_likelihood, surprise
+from rocket_core.evaluation.logit_store import LogitStore
 from rocket_core.evaluation.models import ModelFolder, check_token_ids, load_model
 from rocket_core.evaluation.windows import Prediction, batch_size, counted_tokens, predictions
 from rocket_core.models.architecture import window_length
 from rocket_core.report.answers import ComparedAnswer
 from rocket_core.report.quality import Difference, ModelQuality
-from rocket_core.system.machine import free_disk, gibibytes
 from rocket_core.system.process_memory import return_freed_memory
 
 _SENTENCES_PER_BATCH = 32
@@ -167,7 +166,7 @@ def compare_models(
         )
     if not dense.predicts_tokens:
         return _compare_encoders(dense, compressed, how, on_step)
-    store = LogitStore(scratch, how)
+    store = LogitStore(scratch, how.stored_tokens)
     before, answered = _read_dense(dense, how, store, _part(on_step, 0, "dense"))
     return_freed_memory()
     after, total, answers = _read_compressed(compressed, dense, how, store, answered, _part(on_step, 1, "compressed"))
@@ -183,67 +182,6 @@ def compare_models(
         dtype=after.dtype,
         answers=answers,
     )
-
-
-class LogitStore:
-    """The logits of one model on disk, window by window, unmodified.
-
-    Args:
-        folder: folder for the files.
-        how: determines the number of tokens.
-    """
-
-    def __init__(self, folder: Path, how: Measurement) -> None:
-        self._folder = folder
-        self._tokens = how.stored_tokens
-        self._kinds: dict[int, tuple[torch.dtype, torch.Size]] = {}
-
-    def put(self, prediction: Prediction) -> None:
-        """Store the logits of a window.
-
-        Raises:
-            InsufficientDiskError: the logits of all windows do not fit; raised at the first window already.
-        """
-        logits = prediction.logits.cpu().contiguous()
-        if not self._kinds:
-            self._check_room(self._tokens * logits.shape[1] * logits.element_size())
-        self._kinds[prediction.window] = logits.dtype, logits.shape
-        try:
-            self._file(prediction.window).write_bytes(logits.view(torch.uint8).numpy().data)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise self._too_little(self._tokens * logits.shape[1] * logits.element_size()) from error
-
-    def take(self, prediction: Prediction) -> Float[Tensor, "tokens vocabulary"]:
-        """Return the stored logits for the same tokens, and delete them.
-
-        Raises:
-            InvalidConfigError: their vocabulary is different.
-        """
-        dtype, shape = self._kinds.pop(prediction.window)
-        if shape != prediction.logits.shape:
-            raise InvalidConfigError(
-                f"the dense model predicts {shape[1]} tokens and the compressed one {prediction.logits.shape[1]}; "
-                "compare a model with its own original"
-            )
-        file = self._file(prediction.window)
-        raw = torch.frombuffer(bytearray(file.read_bytes()), dtype=dtype)
-        file.unlink()
-        return raw.view(shape).to(prediction.logits.device)
-
-    def _file(self, window: int) -> Path:
-        return self._folder / f"{window}.logits"
-
-    def _check_room(self, size: int) -> None:
-        if size > free_disk(self._folder):
-            raise self._too_little(size)
-
-    def _too_little(self, size: int) -> InsufficientDiskError:
-        return InsufficientDiskError(
-            f"comparing the models takes {gibibytes(size)} of disk at {self._folder} for the dense model's "
-            f"logits, {gibibytes(free_disk(self._folder))} are free; free some, or read fewer windows"
-        )
 
 
 def measure_model(
