@@ -33,6 +33,7 @@ from app.api.tenant_shares import SharedThreads
 from app.api.uploaded_bodies import UploadReceiver
 from app.pages import compare, downloads, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
+from app.pages import models as pages_of_models
 from app.pages import profiles as pages_of_profiles
 from app.pages.rendering import problem_page
 from app.services.admission import start_template, template_kept
@@ -100,7 +101,7 @@ def create_app(
     for part in (jobs, events, artifacts, evaluations, profiles, estimates, calibrations, catalog, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))
     app.state.problem_page = problem_page
-    for page in (pages_of_jobs, downloads, new_job, pages_of_profiles, compare, sign_in):
+    for page in (pages_of_jobs, downloads, new_job, pages_of_profiles, pages_of_models, compare, sign_in):
         app.include_router(page.router)
     app.mount(STATIC, StaticFiles(packages=[("app.pages", "static"), ("rocket_core.report", "static")]))
     # Middleware added last sees a request first.

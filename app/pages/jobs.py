@@ -23,7 +23,7 @@ from app.shared.lifecycle import Status
 from app.shared.repositories.audit import Actor
 from app.shared.repositories.jobs import JobFilter
 from rocket_core.report.cost_table import cost_comparison
-from rocket_core.report.figures import Figure, report_figures
+from rocket_core.report.figures import Figure, predicted_map, report_figures
 from rocket_core.report.schema import CompressionReport
 
 router = APIRouter(include_in_schema=False)
@@ -72,7 +72,7 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerD
         frontier=frontier,
         files=files,
         links=figure_links(job_id),
-        stages=_stages(context, owner, job_id),
+        **_state(context, owner, job_id),
     )
 
 
@@ -82,10 +82,22 @@ def show_progress(
 ) -> Response:
     """Show a job's current progress; reload the page once the job has ended since it was shown."""
     job = job_view(jobs.get_job(context, owner, job_id))
-    answer = render(request, "job_live.html.j2", job=job, stages=_stages(context, owner, job_id))
+    answer = render(request, "job_live.html.j2", job=job, **_state(context, owner, job_id))
     if shown is not None and shown != job.status and job.status.is_terminal:
         answer.headers["HX-Refresh"] = "true"
     return answer
+
+
+@router.get(f"{_JOBS}/{{job_id}}/map")
+def show_map(
+    request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep, shown: str | None = None
+) -> Response:
+    """Show the layers that are profiled so far, and what was chosen for them; nothing if that is what is shown."""
+    job, state, layers = outputs.list_progress(context, owner, job_id, shown=shown)
+    if layers is None and not Status(job.status).is_terminal:
+        return Response(status_code=204)
+    figure = predicted_map(layers) if layers else None
+    return render(request, "job_map.html.j2", job=job_view(job), figure=figure, state=state)
 
 
 @router.get(f"{_JOBS}/{{job_id}}/log")
@@ -204,9 +216,9 @@ def _list(
     )
 
 
-def _stages(context: Context, owner: str, job_id: str) -> list[object]:
-    job, events = jobs.list_stages(context, owner, job_id)
-    return [*stage_list(job_view(job), events)]
+def _state(context: Context, owner: str, job_id: str) -> dict[str, object]:
+    state = jobs.get_state(context, owner, job_id)
+    return {"stages": [*stage_list(job_view(state.job), state.stages)], "waiting_before": state.waiting_before}
 
 
 def _frontier(context: Context, owner: str, profile_id: str | None, report: CompressionReport | None) -> Figure | None:

@@ -12,6 +12,7 @@ from app.services.context import Context
 from app.services.uploads import check_dataset
 from app.shared.encryption import encrypt
 from app.shared.errors import StorageError
+from app.shared.lifecycle import Status
 from app.shared.models import Job, JobEvent
 from app.shared.repositories import audit, events, jobs
 from app.shared.repositories.audit import Action, Actor
@@ -132,15 +133,31 @@ def list_events(context: Context, owner: str, job_id: str, *, after: int, limit:
     return EventPage(job=job, events=page[:limit], has_more=len(page) > limit)
 
 
-def list_stages(context: Context, owner: str, job_id: str) -> tuple[Job, Sequence[JobEvent]]:
-    """Return a job and the events of the stages that it has entered, in order, however many other events it has.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobState:
+    """What the page of a job shows of it while it waits and runs.
+
+    Attributes:
+        job: the job.
+        stages: events of the stages that it has entered, in order, however many other events it has.
+        waiting_before: queued jobs that a worker takes before this one; 0 unless it is queued.
+    """
+
+    job: Job
+    stages: Sequence[JobEvent]
+    waiting_before: int
+
+
+def get_state(context: Context, owner: str, job_id: str) -> JobState:
+    """Return the state of a job.
 
     Raises:
         JobNotFoundError: the job does not exist, or is not the tenant's.
     """
     with context.database.snapshot() as session:
         job = jobs.get_job(session, job_id, owner)
-        return job, events.list_stage_events(session, job.id)
+        before = jobs.count_jobs_before(session, job) if job.status == Status.QUEUED else 0
+        return JobState(job=job, stages=events.list_stage_events(session, job.id), waiting_before=before)
 
 
 def cancel_job(context: Context, actor: Actor, job_id: str) -> Job:

@@ -7,7 +7,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.shared.database import now
-from app.shared.models import EvaluationRow, Job
+from app.shared.lifecycle import Status
+from app.shared.models import EvaluationRow, Job, ReportRow
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.leases import Lease, lock_leased_job
@@ -65,3 +66,29 @@ def find_evaluation(session: Session, job: Job) -> EvaluationReport | None:
 
 def _evaluation(job: Job, row: EvaluationRow | None) -> Evaluation:
     return Evaluation(job=job, report=None if row is None else EvaluationReport.model_validate(row.body))
+
+
+def list_measured(session: Session, owner: str, model_id: str, *, limit: int) -> Sequence[tuple[Job, EvaluationReport]]:
+    """Return a tenant's latest compressions of a model with each of their measurements, newest first.
+
+    Args:
+        session: a transaction.
+        owner: the tenant.
+        model_id: the model, as jobs name it.
+        limit: maximum number of jobs, and of later evaluations.
+    """
+    of_model = (Job.owner == owner, Job.status == Status.SUCCEEDED, Job.request["model_id"].as_string() == model_id)
+    # Only a small part of the report, which has all layers.
+    within = select(Job, ReportRow.body["evaluation"]).join(ReportRow, ReportRow.job_id == Job.id).where(*of_model)
+    own = [(job, body) for job, body in session.execute(within.order_by(Job.id.desc()).limit(limit))]
+    compressed = {job.id: job for job, _ in own}
+    later = (
+        select(Job.source_job_id, EvaluationRow.body)
+        .join(EvaluationRow, EvaluationRow.job_id == Job.id)
+        .where(Job.source_job_id.in_(compressed))
+        .order_by(Job.id.desc())
+        .limit(limit)
+    )
+    found = [(compressed[source], body) for source, body in session.execute(later) if source is not None]
+    measured = [*found, *((job, body) for job, body in own if body is not None)]
+    return [(job, EvaluationReport.model_validate(body)) for job, body in measured]

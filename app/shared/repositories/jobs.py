@@ -225,6 +225,12 @@ def count_active_jobs(session: Session, owner: str = LOCAL_OWNER) -> int:
     return session.execute(statement).scalar_one()
 
 
+def count_jobs_before(session: Session, job: Job) -> int:
+    """Return how many queued jobs of all tenants a worker takes before this one, which is queued."""
+    before = (Job.status == Status.QUEUED, Job.queue == job.queue, Job.id < job.id)
+    return session.execute(select(func.count()).select_from(Job).where(*before)).scalar_one()
+
+
 def cancel_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Job:
     """Cancel a queued job at once, or ask the worker of a running one to stop; idempotent.
 

@@ -54,7 +54,7 @@ def test_a_running_job_shows_its_progress(page, worker, submitted):
     text = page("GET", f"/ui/jobs/{submitted}").text
     assert 'value="0.25"' in text
     assert re.search(r'<li class="current" aria-current="step"><span class="name">profiling', text)
-    assert re.search(r'<li class="pending"><span class="name">exporting', text)
+    assert re.search(r'<li class="pending"><span class="name">writing the files', text)
     live = page("GET", f"/ui/jobs/{submitted}/live?shown=running", headers={"HX-Request": "true"})
     assert "HX-Refresh" not in live.headers
     worker.do(outputs.succeed_without_files, lease)
@@ -71,8 +71,36 @@ def test_stages_are_shown_for_any_number_of_layers(page, worker, submitted, cont
     worker.do(outputs.report_progress, lease, stage="factorizing", progress=0.8)
     worker.do(outputs.report_progress, lease, stage="exporting", progress=0.9)
     text = page("GET", f"/ui/jobs/{submitted}/live").text
-    assert re.search(r'<li class="done"><span class="name">factorizing', text)
-    assert re.search(r'aria-current="step"><span class="name">exporting', text)
+    assert re.search(r'<li class="done"><span class="name">compressing the layers', text)
+    assert re.search(r'aria-current="step"><span class="name">writing the files', text)
+
+
+def test_a_waiting_job_says_how_many_are_before_it(page, client, worker, submitted):
+    first, second = (client.post("/jobs", json=BODY).json()["id"] for _ in range(2))
+    assert "2 jobs before yours" in page("GET", f"/ui/jobs/{second}").text
+    assert "1 job before yours" in page("GET", f"/ui/jobs/{first}/live").text
+    worker.claim(submitted)
+    assert "1 job before yours" in page("GET", f"/ui/jobs/{second}/live").text
+    assert "before yours" not in page("GET", f"/ui/jobs/{first}/live").text
+    assert "before yours" not in page("GET", f"/ui/jobs/{submitted}/live").text
+
+
+def test_the_map_fills_as_layers_are_profiled_and_chosen(page, worker, submitted):
+    address = f"/ui/jobs/{submitted}/map"
+    assert f'hx-get="{address}"' in page("GET", f"/ui/jobs/{submitted}").text
+    assert "<figure" not in page("GET", address).text
+    lease = worker.claim(submitted)
+    worker.profile_layers(lease)
+    profiled = page("GET", address).text
+    assert f'hx-get="{address}?shown=2-0"' in profiled
+    assert re.findall(r"<td>(?:profiled|factored)</td>", profiled) == ["<td>profiled</td>"] * 2
+    assert page("GET", f"{address}?shown=2-0").status_code == 204
+    worker.do(outputs.save_allocation, lease, [("b", worker.factored)])
+    chosen = page("GET", f"{address}?shown=2-0").text
+    assert f'hx-get="{address}?shown=2-1"' in chosen
+    assert re.findall(r"<td>(?:profiled|factored)</td>", chosen) == ["<td>factored</td>", "<td>profiled</td>"]
+    worker.do(outputs.succeed_without_files, lease)
+    assert "hx-get" not in page("GET", f"{address}?shown=2-1").text
 
 
 def test_the_log_resumes_where_it_stopped(page, worker, submitted):
