@@ -135,7 +135,7 @@ def collect_inputs(
         model=str(find_local_model(settings, model)) if is_local else model,
         is_on_hub=not is_local,
         revision=request.revision,
-        # An evaluation reads another text than the calibration, which may be gone, or what that left of its own.
+        # The calibration of the job that is evaluated does not matter, and may be gone, unless both read the same text.
         config=request.compression_config(
             dataset=texts.get(request.calibration.dataset, BUILTIN_DATASET), evaluate=paths, device=device
         ),

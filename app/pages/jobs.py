@@ -1,7 +1,7 @@
 """`/` and `/ui/jobs`: current and past jobs."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
@@ -216,7 +216,7 @@ def _list(
     )
 
 
-def _state(context: Context, owner: str, job_id: str) -> dict[str, object]:
+def _state(context: Context, owner: str, job_id: str) -> dict[str, Any]:
     state = jobs.get_state(context, owner, job_id)
     return {"stages": [*stage_list(job_view(state.job), state.stages)], "waiting_before": state.waiting_before}
 

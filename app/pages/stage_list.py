@@ -60,7 +60,7 @@ def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
 
 
 def stage_title(name: str) -> str:
-    """Return what happens in a stage, in the words of somebody who does not know the method."""
+    """Return what happens in a stage, in words that need no knowledge of the method."""
     return _TITLES.get(name, name)
 
 

@@ -42,7 +42,7 @@ def evaluate_artifact(
         model: the original: path of a folder, repository id, or a model that was found already.
         artifact: folder of the export `config.evaluated_export`.
         output: folder for the dense model's logits while it runs; created if needed.
-        config: the settings of the compression, with `evaluate`. Of a dataset that is also the calibration's, the
+        config: the settings of the compression, with `evaluate`. If the calibration has the same dataset, the
             documents after those calibrated are read.
         revision: branch, tag or commit of a repository.
         hub: credentials and cache directory for Hub access.

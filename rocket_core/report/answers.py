@@ -65,7 +65,7 @@ class Piece:
         text: its text.
         distance: how far the predictions are apart: 0 for hardly, 1 a little, 2 far; of the original's answer only.
         is_first_difference: whether the answers part here.
-        note: the figures behind that; empty in the compressed model's answer.
+        note: the figures for that; empty in the compressed model's answer.
     """
 
     text: str

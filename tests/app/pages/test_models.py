@@ -16,7 +16,7 @@ FILES = {"factored/model.safetensors": b"1"}
 
 @pytest.fixture
 def measure(client, worker):
-    """Return the id of a job that has succeeded, with an evaluation of its own and one later."""
+    """Return the id of a job that has succeeded, with the evaluation in its report, and one later."""
 
     def measure(own, later=None):
         job_id = client.post("/jobs", json=BODY).json()["id"]
