@@ -18,7 +18,7 @@ def measured(size, *, before=None, after=None, **difference):
     return MeasuredModel(name=f"{size}", address=f"/{size}", stored_bytes=size, evaluation=evaluation)
 
 
-def test_points_are_ordered_by_size_and_measured_against_the_original():
+def test_points_have_size_and_quality_next_to_the_original():
     figure = quality_over_size("m", [measured(9, before=4, after=5, kl_divergence=0.2), measured(7, kl_divergence=0.3)])
     assert [(row["model_bytes"], row["perplexity_ratio"], row["kl_divergence"]) for row in figure.rows] == [
         (7, None, 0.3),
