@@ -16,12 +16,24 @@ from app.api.middleware.metrics import MetricsMiddleware
 from app.api.middleware.requests import BodyDeadlineMiddleware, BodyLimitMiddleware, RequestIdMiddleware
 from app.api.paths import STATIC
 from app.api.problems import ERROR_HANDLERS, install_error_handlers, problems
-from app.api.routes import artifacts, calibrations, catalog, estimates, events, health, jobs, metrics, profiles
+from app.api.routes import (
+    artifacts,
+    calibrations,
+    catalog,
+    estimates,
+    evaluations,
+    events,
+    health,
+    jobs,
+    metrics,
+    profiles,
+)
 from app.api.streams import Streams
 from app.api.tenant_shares import SharedThreads
 from app.api.uploaded_bodies import UploadReceiver
 from app.pages import compare, downloads, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
+from app.pages import models as pages_of_models
 from app.pages import profiles as pages_of_profiles
 from app.pages.rendering import problem_page
 from app.services.admission import start_template, template_kept
@@ -86,10 +98,10 @@ def create_app(
     app.state.upload_receiver = UploadReceiver(settings)
     app.state.sign_in_failures = FailureBudget()
     app.include_router(health.router)
-    for part in (jobs, events, artifacts, profiles, estimates, calibrations, catalog, metrics):
+    for part in (jobs, events, artifacts, evaluations, profiles, estimates, calibrations, catalog, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))
     app.state.problem_page = problem_page
-    for page in (pages_of_jobs, downloads, new_job, pages_of_profiles, compare, sign_in):
+    for page in (pages_of_jobs, downloads, new_job, pages_of_profiles, pages_of_models, compare, sign_in):
         app.include_router(page.router)
     app.mount(STATIC, StaticFiles(packages=[("app.pages", "static"), ("rocket_core.report", "static")]))
     # Middleware added last sees a request first.

@@ -87,6 +87,8 @@ def _description(job: "Job") -> str:
 
 
 def _target(job: "Job") -> str:
+    if job.kind != "compression":
+        return job.kind
     match target_of(job.ratio, job.target_bytes, job.bits):
         case ByRatio(ratio=ratio):
             return str(ratio)
@@ -95,7 +97,6 @@ def _target(job: "Job") -> str:
         case ByBits() as target:
             return target.text
         case None:
-            bits = job.options.get("code_bits")
-            return job.kind if job.kind == "profile" else f"{bits} bits"
+            return f"{job.options.get('code_bits')} bits"
         case unknown:
             assert_never(unknown)

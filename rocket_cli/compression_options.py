@@ -41,6 +41,8 @@ class CompressionOptions:
     evaluate_stride: options.EvaluateStride = None
     task: options.ServerTasks = None
     task_items: options.TaskItems = None
+    prompt: options.Prompts = None
+    answer_tokens: options.AnswerTokens = None
     benchmark: options.Benchmark = False
     include: options.Include = None
     ignore: options.Ignore = None
@@ -67,6 +69,8 @@ class CompressionOptions:
             "stride": self.evaluate_stride,
             "tasks": self.task,
             "task_items": self.task_items,
+            "prompts": self.prompt,
+            "answer_tokens": self.answer_tokens,
         }
         return _without_none(settings) or None
 

@@ -122,5 +122,7 @@ def _print_result(job: Job, server: str) -> None:
     if job.kind == "profile":
         typer.echo(f"    {command(server, 'frontier', job.id)}")
         return
+    if job.kind == "evaluation":
+        return
     typer.echo(f"    {command(server, 'report', job.id)}")
     typer.echo(f"    {command(server, 'download', job.id)}")

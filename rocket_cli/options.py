@@ -424,6 +424,25 @@ EvaluateStride = Annotated[
         rich_help_panel=_DATA,
     ),
 ]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompt",
+        metavar="TEXT",
+        help="Prompt that the original and the compressed model both answer; shows where the answers part. Repeatable.",
+        rich_help_panel=_DATA,
+    ),
+]
+AnswerTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Tokens of the longest answer to a prompt.",
+        show_default=str(_EVALUATION.answer_tokens),
+        rich_help_panel=_DATA,
+    ),
+]
 Benchmark = Annotated[
     bool,
     typer.Option(

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rocket_cli.answer_view import print_answers
 from rocket_cli.progress_view import print_line
 from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationKind
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
@@ -85,7 +86,7 @@ def print_report(
             console.print(line)
     if report.evaluation is not None:
         console.print()
-        console.print(_quality_table(report.evaluation))
+        _print_evaluation_report(console, report.evaluation)
     if report.speed is not None:
         console.print()
         _print_speed(console, report.speed)
@@ -230,6 +231,16 @@ def _quality_table(evaluation: EvaluationReport) -> Table:
     return table
 
 
+def print_evaluation_report(report: EvaluationReport) -> None:
+    """Write to stdout what a job has measured: quality, and the answers to prompts."""
+    _print_evaluation_report(wide_console(), report)
+
+
+def _print_evaluation_report(console: Console, report: EvaluationReport) -> None:
+    console.print(_quality_table(report))
+    print_answers(console, report.answers)
+
+
 def print_evaluation(result: "EvaluationResult") -> None:
     """Write a measurement of quality to stdout: a column for each model."""
     columns, rows = result.table()
@@ -239,7 +250,9 @@ def print_evaluation(result: "EvaluationResult") -> None:
         table.add_column(Text(name), justify="right")
     for row in rows:
         table.add_row(*map(Text, row))
-    wide_console().print(table)
+    console = wide_console()
+    console.print(table)
+    print_answers(console, result.answers)
 
 
 def print_healing(report: HealingReport, output: Path) -> None:

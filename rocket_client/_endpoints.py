@@ -12,6 +12,7 @@ from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import (
     ArtifactList,
     Estimate,
+    EvaluationList,
     Frontier,
     Job,
     JobPage,
@@ -103,6 +104,18 @@ def retry(job_id: str, *, hub_token: str | None) -> Call[Job]:
 def delete(job_id: str) -> Request:
     """Return the request that deletes a job."""
     return _delete(job_path(job_id))
+
+
+def evaluate(
+    job_id: str, settings: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
+) -> Call[Job]:
+    """Return the request that creates a job which evaluates another one's artifact; `settings` are its body."""
+    return _new_job(job_path(job_id, "evaluations"), dict(settings), idempotency_key, hub_token)
+
+
+def evaluations(job_id: str) -> Call[EvaluationList]:
+    """Return the request for the evaluations of a job's artifact."""
+    return Call(method="GET", path=job_path(job_id, "evaluations"), answer=EvaluationList)
 
 
 def layers(job_id: str) -> Call[LayerList]:

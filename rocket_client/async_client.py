@@ -22,6 +22,7 @@ from rocket_client.models import (
     Frontier,
     Job,
     JobPage,
+    LaterEvaluation,
     Layer,
     PredictedAllocation,
     Profile,
@@ -230,6 +231,22 @@ class AsyncRocket:
     async def retry(self, job_id: str, *, hub_token: str | None = None) -> Job:
         """See `Rocket.retry`."""
         return await self._transport.call(_endpoints.retry(job_id, hub_token=hub_token))
+
+    async def evaluate(
+        self,
+        job_id: str,
+        settings: Mapping[str, JsonValue] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """See `Rocket.evaluate`."""
+        call = _endpoints.evaluate(job_id, settings or {}, idempotency_key=idempotency_key, hub_token=hub_token)
+        return await self._transport.call(call)
+
+    async def evaluations(self, job_id: str) -> tuple[LaterEvaluation, ...]:
+        """See `Rocket.evaluations`."""
+        return (await self._transport.call(_endpoints.evaluations(job_id))).data
 
     async def delete(self, job_id: str) -> None:
         """See `Rocket.delete`."""

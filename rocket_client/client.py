@@ -22,6 +22,7 @@ from rocket_client.models import (
     Frontier,
     Job,
     JobPage,
+    LaterEvaluation,
     Layer,
     PredictedAllocation,
     Profile,
@@ -111,7 +112,8 @@ class Rocket:
             revision: branch, tag or commit of a repository on the Hub.
             calibration: `dataset`, `samples`, `sequence_length`, `seed`.
             evaluate: how to compare the result with the dense model: `dataset`, `samples`, `sequence_length`,
-                `stride`, `tasks`, `task_items`; empty takes all defaults, None skips the comparison.
+                `stride`, `tasks`, `task_items`, `prompts`, `answer_tokens`; empty takes all defaults, None skips the
+                comparison.
             benchmark: whether to measure speed and memory of the original and of each artifact.
             options: settings of the method, such as `objective`, `ignore` and `export`.
             metadata: your own labels.
@@ -276,6 +278,36 @@ class Rocket:
             hub_token: as in `submit`; the job's own token was deleted when it ended.
         """
         return self._transport.call(_endpoints.retry(job_id, hub_token=hub_token))
+
+    def evaluate(
+        self,
+        job_id: str,
+        settings: Mapping[str, JsonValue] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """Submit a job that compares the artifact of a job that has succeeded with its original.
+
+        Args:
+            job_id: the job that has succeeded.
+            settings: what both models read: `dataset`, `samples`, `sequence_length`, `stride`, `tasks`, `task_items`,
+                `prompts`, `answer_tokens`; None takes all defaults.
+            idempotency_key: as in `submit`.
+            hub_token: as in `submit`.
+
+        Returns:
+            The job that evaluates; `evaluations` has the result once it has succeeded.
+
+        Raises:
+            ProblemError: the server refuses the request.
+        """
+        call = _endpoints.evaluate(job_id, settings or {}, idempotency_key=idempotency_key, hub_token=hub_token)
+        return self._transport.call(call)
+
+    def evaluations(self, job_id: str) -> tuple[LaterEvaluation, ...]:
+        """Return the latest evaluations of a job's artifact, newest first; the job's own is in its report."""
+        return self._transport.call(_endpoints.evaluations(job_id)).data
 
     def delete(self, job_id: str) -> None:
         """Delete a job that has ended, with its artifacts."""

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, JsonValue
 
+from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
 
 _Count = Annotated[int, Field(ge=0)]
@@ -48,6 +49,10 @@ class Evaluation(Resource):
     """zero-shot tasks."""
     task_items: int | None = None
     """items of each task; None means all."""
+    prompts: tuple[str, ...] = ()
+    """prompts that both models answer."""
+    answer_tokens: int = 64
+    """tokens of the longest answer."""
 
 
 class JobError(Resource):
@@ -90,7 +95,7 @@ class Job(Resource):
     id: str
     """id of the job."""
     kind: str = "compression"
-    """`compression`, `profile` for a job that only profiles layers, `healing` for one that heals another's result."""
+    """`compression`; `profile` of a model's layers; `healing` or `evaluation` of an earlier job's result."""
     status: str
     """queued, running, cancelling, succeeded, failed, cancelled, or a newer one."""
     stage: str | None = None
@@ -133,8 +138,8 @@ class Job(Resource):
     """number of times it has started."""
     retry_of: str | None = None
     """the job that this one retries."""
-    heals: str | None = None
-    """the job whose result this one heals."""
+    source_job_id: str | None = None
+    """the earlier job whose artifact it heals or evaluates; None for other jobs, and after that job is deleted."""
     profile_id: str | None = None
     """id of its profile, as `frontier` takes it; None before it has one, and after the profile is deleted."""
     error: JobError | None = None
@@ -146,6 +151,21 @@ class Job(Resource):
     def has_ended(self) -> bool:
         """Whether the job is in a final state."""
         return self.finished_at is not None
+
+
+class LaterEvaluation(Resource):
+    """An evaluation of a job's artifact."""
+
+    job: Job
+    """the job that evaluates it."""
+    report: EvaluationReport | None = None
+    """its result; None before it has one."""
+
+
+class EvaluationList(Resource):
+    """The latest evaluations of a job's artifact, newest first."""
+
+    data: tuple[LaterEvaluation, ...]
 
 
 class JobPage(Resource):

@@ -229,6 +229,13 @@ class EvaluationConfig(FrozenModel):
     """
     task_items: Annotated[int, Field(ge=1)] | None = None
     """items read from each task, from its beginning; None (default) reads all."""
+    prompts: tuple[str, ...] = ()
+    """texts that both models answer with the most likely token each time, none by default: the report shows the answers
+    side by side, and where they part. A model with a chat template reads them as a user's message, another one
+    continues them. Each costs a forward pass per token of its answer, for both models.
+    """
+    answer_tokens: Annotated[int, Field(ge=1)] = 64
+    """tokens of the longest answer to a prompt, default 64; an answer ends earlier with the model's end of text."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "EvaluationConfig":
@@ -561,6 +568,11 @@ class CompressionConfig(MethodOptions):
     def reader(self) -> Engine:
         """The engine that will run the result."""
         return ENGINES[self.engine]
+
+    @property
+    def evaluated_export(self) -> ExportKind:
+        """The artifact that an evaluation measures: what the engine reads, or the first if it reads none."""
+        return next((kind for kind in self.reader.exports if kind in self.export), self.export[0])
 
     @property
     def quantizes(self) -> bool:

@@ -26,6 +26,7 @@ from worker.messages import (
     Allocated,
     ComputeRequest,
     Costed,
+    Evaluated,
     Failed,
     Finished,
     Healed,
@@ -118,6 +119,8 @@ class Computation:
                         self._profile()
                     case "healing":
                         self._heal()
+                    case "evaluation":
+                        self._evaluate()
         except (MemoryError, InsufficientMemoryError):
             limit, _hard = resource.getrlimit(resource.RLIMIT_DATA)
             if limit != resource.RLIM_INFINITY:
@@ -195,6 +198,25 @@ class Computation:
             should_cancel=self._should_cancel,
         )
         self._on_profiled(profile)
+
+    def _evaluate(self) -> None:
+        from rocket_core.pipeline import evaluate_artifact
+
+        request = self._request
+        assert request.artifact is not None
+        report = evaluate_artifact(
+            self._model(),
+            request.artifact,
+            request.output,
+            request.config,
+            revision=request.revision,
+            hub=HubAccess(token=request.token),
+            on_progress=self._on_progress,
+            on_requirements=self._on_requirements,
+            on_offline=self._on_offline,
+            should_cancel=self._should_cancel,
+        )
+        self._insist(Evaluated(report=report))
 
     def _model(self) -> "str | ModelSource":
         from rocket_core.checkpoint import ModelSource

@@ -30,6 +30,7 @@ from worker.messages import (
     Costed,
     Downloaded,
     Downloading,
+    Evaluated,
     Failed,
     FetchRequest,
     Finished,
@@ -95,7 +96,7 @@ class Delegation:
         def handle(message: FromFetch, _child: Child) -> bool:
             match message:
                 case Downloading():
-                    self._writer.on_progress(_downloading(message.share))
+                    self._writer.on_progress(fetching(message.share))
                 case Downloaded():
                     downloads.append(message)
                     return True
@@ -104,7 +105,7 @@ class Delegation:
             return False
 
         request.cache.mkdir(parents=True, exist_ok=True)
-        self._writer.on_progress(_downloading(0.0))
+        self._writer.on_progress(fetching(0.0))
         self._run(FETCH_PROGRAM, request, FROM_FETCH, handle, writable=(request.cache,), network=True)
         return downloads[0]
 
@@ -250,6 +251,8 @@ class _Conversation:
                 self._heal(message.point)
             case Costed():
                 self._writer.on_costs(message.stages)
+            case Evaluated():
+                self._writer.on_evaluated(message.report)
         child.channel.send(answer)
         return False
 
@@ -276,5 +279,6 @@ class _Conversation:
         )
 
 
-def _downloading(share: float) -> Step:
+def fetching(share: float) -> Step:
+    """Return the progress of fetching what a run reads, given the fraction that is here."""
     return Step(stage="downloading", layer=None, fraction=_DOWNLOAD_SHARE * share, seconds_left=None)

@@ -3,7 +3,7 @@
 work/<key>/        only the attempt writes here
 ├── empty/         working directory of all processes
 ├── upload-<id>.*  text uploaded by the tenant
-├── artifact/      result of an earlier job, to be healed
+├── earlier/       artifact of the job that this one works on
 ├── hub/           model downloaded with the job's own token; `worker.fetch` writes here
 ├── home/, tmp/    home and temporary files of one process, empty at its start
 └── out/           checkpoints and artifacts; `worker.compute` writes here
@@ -32,9 +32,9 @@ class JobFolders:
         return self.root / "out"
 
     @property
-    def artifact(self) -> Path:
-        """Result of an earlier job."""
-        return self.root / "artifact"
+    def earlier(self) -> Path:
+        """Artifact of the job that this one works on."""
+        return self.root / "earlier"
 
     @property
     def hub(self) -> Path:

@@ -40,7 +40,8 @@ from rocket_core.report.schema import CompressionReport
 from worker.artifacts import REPORT_NAME, StoredResult, read_report
 from worker.children import Launcher, start_program
 from worker.confinement import check_isolation
-from worker.delegation import Delegation
+from worker.delegation import Delegation, fetching
+from worker.earlier_artifact import fetch_earlier_artifact
 from worker.failures import ReportedError, failure_of
 from worker.folders import JobFolders
 from worker.job_inputs import Inputs, collect_inputs
@@ -149,6 +150,7 @@ class Attempt:
         )
         if not folders.output.exists():
             self._discard_inherited_layers()
+        artifact = self._earlier_artifact(job, request, folders)
         delegation = Delegation(
             self._lease.job_id,
             folders,
@@ -163,7 +165,8 @@ class Attempt:
             fetch = inputs.fetch_request(logged, measure_energy=self._settings.measure_energy)
             downloaded = delegation.download(fetch)
             inputs.hold_download(downloaded)
-        run = functools.partial(self._compute, delegation, self._request(request, inputs, logged, folders, downloaded))
+        asked = self._request(request, inputs, logged, folders, downloaded).model_copy(update={"artifact": artifact})
+        run = functools.partial(self._compute, delegation, asked)
         try:
             run(inputs)
         except ReportedError as error:
@@ -175,10 +178,25 @@ class Attempt:
             run(inputs)
 
     def _compute(self, delegation: Delegation, request: ComputeRequest, inputs: Inputs) -> None:
-        delegation.compute(request, readable=inputs.readable, network=inputs.needs_network)
-        if request.task != "profile":
+        readable = inputs.readable if request.artifact is None else (*inputs.readable, request.artifact)
+        delegation.compute(request, readable=readable, network=inputs.needs_network)
+        if request.task in {"compression", "healing"}:
             report = read_report(request.output)
             self._finished = self._stored(report, request.output)
+
+    def _earlier_artifact(self, job: Job, request: JobRequest, folders: JobFolders) -> Path | None:
+        """Return the artifact of the job that this one works on, once it is on this machine; None without one."""
+        if request.source_job_id is None:
+            return None
+
+        def before_each(share: float) -> None:
+            if self._stop.is_set():
+                raise CompressionCancelledError("cancelled while fetching the artifact")
+            self._writer.on_progress(fetching(share))
+
+        return fetch_earlier_artifact(
+            self._database, self._store, job, request.source_export, folders.earlier, before_each=before_each
+        )
 
     def _request(
         self,
@@ -195,7 +213,6 @@ class Attempt:
             logging=logged,
             task=request.kind,
             model=inputs.model,
-            artifact=inputs.artifact,
             folder=None if downloaded is None else downloaded.folder,
             commit=None if downloaded is None else downloaded.commit,
             revision=inputs.revision,
@@ -246,7 +263,7 @@ class Attempt:
         if self._finished is not None:
             self._publisher.publish(self._finished, work_key)
             return
-        status = self._writer.write_with_retry(lambda session: outputs.succeed_profile(session, self._lease))
+        status = self._writer.write_with_retry(lambda session: outputs.succeed_without_files(session, self._lease))
         self._work.remove(work_key)
         _log.info("the job has %s", status)
 

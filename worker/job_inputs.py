@@ -12,11 +12,11 @@ from app.shared.encryption import decrypt
 from app.shared.errors import StorageError
 from app.shared.logging import mask_secret
 from app.shared.models import Job
-from app.shared.repositories import healings, uploads
-from app.shared.requests import HEALED_EXPORT, LOCAL, UPLOAD, JobRequest
+from app.shared.repositories import uploads
+from app.shared.requests import LOCAL, UPLOAD, JobRequest
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, StoredFile
-from rocket_core.config import HUB_DATASETS, HUB_TASKS, CompressionConfig
+from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, HUB_TASKS, CompressionConfig
 from rocket_core.errors import HubCacheBusyError
 from rocket_core.inspection import hub_cache
 from rocket_core.inspection.hub import HubAccess
@@ -36,7 +36,6 @@ class Inputs:
         revision: branch, tag or commit of a repository.
         config: all settings.
         hub: credentials and cache for access to the Hub.
-        artifact: the artifact to heal; None unless the job heals the result of another one.
     """
 
     model: str
@@ -44,7 +43,6 @@ class Inputs:
     revision: str | None
     config: CompressionConfig
     hub: HubAccess
-    artifact: Path | None = None
 
     @property
     def needs_network(self) -> bool:
@@ -55,8 +53,7 @@ class Inputs:
     def readable(self) -> tuple[Path, ...]:
         """Files and folders that the library reads."""
         texts = (Path(text) for text in self._texts if Path(text).is_absolute())
-        artifacts = () if self.artifact is None else (self.artifact,)
-        return (self._hub_folder if self.is_on_hub else Path(self.model), *artifacts, *texts)
+        return (self._hub_folder if self.is_on_hub else Path(self.model), *texts)
 
     def fetch_request(self, logging: Logging, *, measure_energy: bool) -> FetchRequest:
         """Return the request that downloads the model."""
@@ -112,7 +109,7 @@ def collect_inputs(
     folders: JobFolders,
     device: str,
 ) -> Inputs:
-    """Return the inputs that a job names, and fetch its uploads and the artifact that it heals to this machine.
+    """Return the inputs that a job names, and fetch its uploads to this machine.
 
     Args:
         settings: settings of the service.
@@ -125,22 +122,24 @@ def collect_inputs(
 
     Raises:
         RocketError: an input no longer exists.
-        AppError: an upload or artifact cannot be fetched, or the token cannot be decrypted.
+        AppError: an upload cannot be fetched, or the token cannot be decrypted.
     """
-    texts = [_dataset(settings, database, store, job, name, folders.root) for name in request.datasets]
+    texts = {name: _dataset(settings, database, store, job, name, folders.root) for name in request.datasets}
     paths: dict[str, object] = {}
     if request.evaluate is not None:
         tasks = (find_dataset(settings, task) for task in request.evaluate.tasks)
-        paths = {"dataset": texts[1], "tasks": tuple(tasks)}
+        paths = {"dataset": texts[request.evaluate.dataset], "tasks": tuple(tasks)}
     model = request.model_id
     is_local = model.startswith(LOCAL)
     return Inputs(
         model=str(find_local_model(settings, model)) if is_local else model,
         is_on_hub=not is_local,
         revision=request.revision,
-        config=request.compression_config(dataset=texts[0], evaluate=paths, device=device),
+        # The calibration of the job that is evaluated does not matter, and may be gone, unless both read the same text.
+        config=request.compression_config(
+            dataset=texts.get(request.calibration.dataset, BUILTIN_DATASET), evaluate=paths, device=device
+        ),
         hub=_hub_access(settings, job, folders),
-        artifact=None if request.heals is None else _artifact(database, store, job, request.heals, folders.artifact),
     )
 
 
@@ -154,20 +153,6 @@ def _dataset(settings: Settings, database: Database, store: ArtifactStore, job: 
     file = folder / f"{_UPLOADED}-{upload.id}{upload.suffix}"
     store.fetch(StoredFile(key=upload.storage_key, size=upload.size, sha256=upload.sha256), file)
     return str(file)
-
-
-def _artifact(database: Database, store: ArtifactStore, job: Job, healed_id: str, folder: Path) -> Path:
-    """Return the folder of the artifact of an earlier job, after fetching the files that an earlier attempt has not."""
-    with database.snapshot() as session:
-        files = healings.find_healed_files(session, job.owner, healed_id)
-    for file in files:
-        assert file.storage_key is not None, "it has not expired"
-        target = folder / file.name
-        # Only this job writes here, and a file is complete as soon as it exists.
-        if not target.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            store.fetch(StoredFile(key=file.storage_key, size=file.size, sha256=file.sha256), target)
-    return folder / HEALED_EXPORT
 
 
 def _hub_access(settings: Settings, job: Job, folders: JobFolders) -> HubAccess:

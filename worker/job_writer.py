@@ -11,11 +11,12 @@ from sqlalchemy.orm import Session
 
 from app.shared.database import Database
 from app.shared.errors import DatabaseUnavailableError
-from app.shared.repositories import outputs, profiles
+from app.shared.repositories import evaluations, outputs, profiles
 from app.shared.repositories.leases import Lease
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.report.healing import HealingPoint
+from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import StageReport
 
 Answer = TypeVar("Answer")
@@ -104,6 +105,10 @@ class ProgressWriter:
     def on_costs(self, stages: tuple[StageReport, ...]) -> None:
         """Write the cost of each stage, for a job without a report."""
         self.write_with_retry(lambda session: outputs.save_costs(session, self._lease, stages))
+
+    def on_evaluated(self, report: EvaluationReport) -> None:
+        """Write the result of an evaluation, unless an earlier attempt did."""
+        self.write_with_retry(lambda session: evaluations.save_evaluation(session, self._lease, report))
 
     def on_allocation(self, allocation: Sequence[tuple[str, Candidate]]) -> None:
         """Write the allocation, unless an earlier attempt did."""

@@ -7,7 +7,7 @@ from the attempt      from `worker.fetch`                    from `worker.comput
 `FetchRequest`        `Downloading`, `Downloaded`, `Failed`
 `ComputeRequest`                                             `Advanced`, `Failed`, `Finished`
 `Acknowledged`                                               `Required`, `LayerProfiled`, `ModelProfiled`,
-                                                             `Allocated`, `Healed`, `Costed`
+                                                             `Allocated`, `Healed`, `Costed`, `Evaluated`
 ====================  =====================================  ==============================================
 
 An acknowledged message has been written to the database by the time the answer arrives.
@@ -24,6 +24,7 @@ from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import CompressionConfig, Stage
 from rocket_core.report.healing import HealingPoint
+from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import StageReport
 from worker.channel import Message
 
@@ -72,11 +73,9 @@ class ComputeRequest(Message):
     logging: Logging
     """how to log."""
     task: JobKind
-    """a compression, only a profile, or healing."""
+    """a compression, only a profile, or the healing or evaluation of an artifact."""
     model: str
     """the requested model: a repository id, or the path of a folder."""
-    artifact: Path | None
-    """the artifact to heal; None for other tasks."""
     folder: Path | None
     """files of a model from the Hub; None where `model` is a folder."""
     commit: str | None
@@ -87,6 +86,8 @@ class ComputeRequest(Message):
     """folder to write to."""
     config: CompressionConfig
     """all settings."""
+    artifact: Path | None = None
+    """folder of the artifact to heal or evaluate; None for other tasks."""
     profiles: Path
     """folder of cached profiles."""
     profiles_bytes: int
@@ -182,6 +183,14 @@ class Costed(Message):
     stages: tuple[StageReport, ...]
 
 
+class Evaluated(Message):
+    """The artifact is evaluated."""
+
+    kind: Literal["evaluated"] = "evaluated"
+    report: EvaluationReport
+    """the result."""
+
+
 class Finished(Message):
     """The run is complete; unless it only profiles, the output folder holds the report."""
 
@@ -211,5 +220,7 @@ ACKNOWLEDGED = TypeAdapter(Acknowledged)
 FromFetch = Downloading | Downloaded | Failed
 FROM_FETCH: TypeAdapter[FromFetch] = TypeAdapter(Annotated[FromFetch, Field(discriminator="kind")])
 
-FromCompute = Advanced | Required | LayerProfiled | ModelProfiled | Allocated | Healed | Costed | Finished | Failed
+FromCompute = (
+    Advanced | Required | LayerProfiled | ModelProfiled | Allocated | Healed | Costed | Evaluated | Finished | Failed
+)
 FROM_COMPUTE: TypeAdapter[FromCompute] = TypeAdapter(Annotated[FromCompute, Field(discriminator="kind")])

@@ -9,6 +9,7 @@ from app.shared.requests import CalibrationRequest, EvaluationRequest, JobKind, 
 from rocket_client import models as contract
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import BudgetUnit, Objective
+from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
 
 
@@ -27,8 +28,8 @@ class JobView(FrozenModel):
     object: Literal["job"] = "job"
     """always `job`."""
     kind: JobKind
-    """`compression`; `profile` for a job that only profiles layers: it has a profile, but neither result nor artifacts;
-    or `healing` for a job that heals the result of another one.
+    """`compression`; `profile` for a job that only profiles layers; `healing` for one that heals the result of an
+    earlier job; `evaluation` for one that measures it. Profiles and evaluations have neither result nor artifacts.
     """
     status: Status
     """queued, running, cancelling, succeeded, failed or cancelled; new ones may be added."""
@@ -77,8 +78,8 @@ class JobView(FrozenModel):
     """number of attempts so far, at least 0; jobs returned by a stopping worker are not counted."""
     retry_of: str | None
     """id of the job that this one retries; null if it is not a retry."""
-    heals: str | None
-    """id of the job whose result it heals; null if it starts from the model."""
+    source_job_id: str | None
+    """id of the earlier job whose artifact it heals or evaluates; null for others, and after that job is deleted."""
     profile_id: str | None
     """id of its profile, for `/profiles/{id}`; null until all layers are profiled, and after the profile is deleted or
     evicted.
@@ -147,6 +148,22 @@ class LayerList(_List):
 
     data: list[LayerView]
     """the layers."""
+
+
+class EvaluationView(FrozenModel):
+    """An evaluation of a job's artifact."""
+
+    job: JobView
+    """the job that evaluates it."""
+    report: EvaluationReport | None
+    """its result; null before it has one."""
+
+
+class EvaluationList(_List):
+    """The latest evaluations of a job's artifact."""
+
+    data: list[EvaluationView]
+    """the evaluations, newest first."""
 
 
 class ArtifactView(contract.Artifact, extra="forbid"):

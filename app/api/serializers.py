@@ -6,6 +6,7 @@ from app.api.resources import (
     AllocationView,
     ArtifactView,
     CalibrationView,
+    EvaluationView,
     EventView,
     Frontier,
     JobView,
@@ -20,11 +21,15 @@ from app.services.profiles import Predicted
 from app.shared.lifecycle import Status
 from app.shared.models import Artifact, Job, JobEvent, Profile, Upload
 from app.shared.outcomes import JobError, JobResult
+from app.shared.repositories.evaluations import Evaluation
 from app.shared.requests import UPLOAD, CalibrationRequest, JobOptions, JobRequest, Queue
 from rocket_core.candidates import LayerProfile
 
 if TYPE_CHECKING:
     from rocket_core.allocation.predictor import Predictor
+
+# Members of a request whose current value is a column of the job.
+_OF_THE_ROW = frozenset({"queue", "source_job_id", "on_source"})
 
 
 def profile_view(profile: Profile) -> ProfileView:
@@ -86,14 +91,14 @@ def job_view(job: Job) -> JobView:
     """Return a job's view."""
     request = JobRequest.model_validate(job.request)
     path = job_path(job)
-    parts = ("events", "layers", "report", "artifacts", "cancel", "retry", "healings")
+    parts = ("events", "layers", "report", "artifacts", "evaluations", "healings", "cancel", "retry")
     return JobView(
         id=job.id,
         kind=request.kind,
         status=Status(job.status),
         stage=job.stage,
         progress=job.progress,
-        **{name: getattr(request, name) for name in JobRequest.model_fields if name != "queue"},
+        **{name: getattr(request, name) for name in JobRequest.model_fields if name not in _OF_THE_ROW},
         created_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
@@ -103,6 +108,7 @@ def job_view(job: Job) -> JobView:
         queue=cast("Queue", job.queue),
         attempt=job.attempt,
         retry_of=job.retry_of,
+        source_job_id=job.source_job_id,
         profile_id=job.profile_id,
         error=None if job.error is None else JobError.model_validate(job.error),
         result=None if job.result is None else JobResult.model_validate(job.result),
@@ -129,6 +135,11 @@ def progress_view(job: Job) -> ProgressView:
 def layer_view(layer: Layer) -> LayerView:
     """Return a layer's view."""
     return LayerView(**{name: getattr(layer.profile, name) for name in LayerProfile.model_fields}, chosen=layer.chosen)
+
+
+def evaluation_view(evaluation: Evaluation) -> EvaluationView:
+    """Return an evaluation's view."""
+    return EvaluationView(job=job_view(evaluation.job), report=evaluation.report)
 
 
 def artifact_view(artifact: Artifact) -> ArtifactView:

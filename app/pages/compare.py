@@ -11,6 +11,7 @@ from app.api.paths import PAGES
 from app.api.resources import JobView
 from app.api.serializers import job_view
 from app.pages.jobs import figure_data, find_report
+from app.pages.models import quality_figure, quality_links
 from app.pages.rendering import render
 from app.services import jobs
 from app.services.context import Context
@@ -36,6 +37,7 @@ def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, job_
     compared = _reports_of(context, owner, job_ids)
     page, _ = jobs.list_jobs(context, owner, JobFilter(status=Status.SUCCEEDED), after=None, limit=_OFFERED)
     offered = [job for job in map(job_view, page) if job.kind == "compression"]
+    models = list(dict.fromkeys(job.model_id for job, _ in compared))
     query = "&".join(f"job={job.id}" for job, _ in compared)
     return render(
         request,
@@ -44,6 +46,7 @@ def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, job_
         compared=compared,
         quality=_quality([report for _, report in compared]),
         figure=_figure(compared) if len(compared) > 1 else None,
+        measured=[_measured(context, owner, model_id, compared) for model_id in models],
         links={kind: f"{_COMPARE}/figures/%s.{kind.lower()}?{query}" for kind in ("JSON", "CSV")},
         most=_MOST,
     )
@@ -67,6 +70,14 @@ def _reports_of(context: Context, owner: str, job_ids: list[str]) -> list[tuple[
         if report is not None:
             reports.append((job, report))
     return reports
+
+
+def _measured(
+    context: Context, owner: str, model_id: str, compared: list[tuple[JobView, CompressionReport]]
+) -> tuple[Figure, dict[str, str]]:
+    """Return the figure of all compressions of a model with the compared ones marked, and links to its data."""
+    marked = [job.id for job, _ in compared]
+    return quality_figure(context, owner, model_id, marked), quality_links(model_id)
 
 
 def _figure(compared: list[tuple[JobView, CompressionReport]]) -> Figure:

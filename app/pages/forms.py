@@ -10,7 +10,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from app.pages.form_bodies import FormDep
 from app.services.access import Caller
 from app.shared.errors import PermissionDeniedError
-from app.shared.requests import CompressionRequest, JobRequest, ProfileRequest
+from app.shared.requests import CompressionRequest, EvaluationRequest, JobRequest, ProfileRequest
 from rocket_core.engines import ENGINES, ROCKET, Engine
 from rocket_core.token_counts import parse_tokens
 
@@ -30,6 +30,7 @@ _FIELDS = {
     "options.heal_tokens": "heal",
     "target_bytes": "size",
     "evaluate.dataset": "evaluate_dataset",
+    "evaluate.prompts": "prompts",
 }
 
 Fields = Mapping[str, str]
@@ -75,8 +76,9 @@ def read_compression(fields: Fields) -> CompressionRequest:
             body["bits"] = fields.get("bits") or None
         case _:
             body["ratio"] = fields.get("ratio") or None
-    if fields.get("evaluate"):
-        body["evaluate"] = {"dataset": fields.get("evaluate_dataset") or "builtin"}
+    prompts = prompt_lines(fields)
+    if fields.get("evaluate") or prompts:
+        body["evaluate"] = {"dataset": fields.get("evaluate_dataset") or "builtin", "prompts": prompts}
     if fields.get("benchmark"):
         body["benchmark"] = True
     if fields.get("heal"):
@@ -85,6 +87,25 @@ def read_compression(fields: Fields) -> CompressionRequest:
         return CompressionRequest.model_validate(body)
     except ValidationError as error:
         raise InvalidFieldsError(_problems(error)) from None
+
+
+def read_evaluation(fields: Fields) -> EvaluationRequest:
+    """Return the evaluation of a finished job that a form asks for.
+
+    Raises:
+        InvalidFieldsError: a field is invalid.
+    """
+    body = {name: fields[name] for name in ("dataset", "answer_tokens") if fields.get(name)}
+    try:
+        return EvaluationRequest.model_validate({**body, "prompts": prompt_lines(fields)})
+    except ValidationError as error:
+        raise InvalidFieldsError(_problems(error)) from None
+
+
+def prompt_lines(fields: Fields) -> list[str]:
+    """Return the prompts of a form, which has one on each line."""
+    lines = (line.strip() for line in fields.get("prompts", "").splitlines())
+    return [line for line in lines if line]
 
 
 def read_profile(fields: Fields) -> JobRequest:

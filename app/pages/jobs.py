@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
@@ -12,12 +12,12 @@ from app.api.dependencies import ActorDep, AdmissionDep, ContextDep, JobId, Owne
 from app.api.ids import AfterJob
 from app.api.paths import HOME, PAGES
 from app.api.resources import JobView
-from app.api.serializers import job_view
-from app.pages.forms import Fields, FieldsDep
+from app.api.serializers import evaluation_view, job_view
+from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, read_evaluation
 from app.pages.frontier_figure import frontier_of
 from app.pages.rendering import redirect, render
 from app.pages.stage_list import stage_list
-from app.services import jobs, outputs, profiles
+from app.services import evaluations, jobs, outputs, profiles, uploads
 from app.services.context import Context
 from app.shared import catalog
 from app.shared.errors import InvalidRequestError, ProfileNotFoundError, ReportNotReadyError
@@ -27,7 +27,7 @@ from app.shared.repositories.jobs import JobFilter
 from app.shared.requests import HEALED_EXPORT, HealingRequest
 from rocket_core.config import DEFAULT_HEALING_TOKENS
 from rocket_core.report.cost_table import cost_comparison
-from rocket_core.report.figures import Figure, loss_curve, report_figures
+from rocket_core.report.figures import Figure, loss_curve, predicted_map, report_figures
 from rocket_core.report.formatting import count_text
 from rocket_core.report.schema import CompressionReport
 from rocket_core.token_counts import parse_tokens
@@ -69,6 +69,9 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerD
         request,
         "job.html.j2",
         job=job,
+        measured=evaluations.find_evaluation(context, owner, job_id),
+        evaluations=list(map(evaluation_view, evaluations.list_evaluations(context, owner, job_id))),
+        datasets=uploads.list_datasets(context, owner),
         report=report,
         curve=_curve(context, owner, job, report),
         can_heal=any(file.name.startswith(f"{HEALED_EXPORT}/") and file.storage_key for file in files),
@@ -79,7 +82,7 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerD
         frontier=frontier,
         files=files,
         links=figure_links(job_id),
-        stages=_stages(context, owner, job_id),
+        **_state(context, owner, job_id),
     )
 
 
@@ -89,7 +92,7 @@ def show_progress(
 ) -> Response:
     """Show a job's current progress; reload the page once the job has ended since it was shown."""
     job = job_view(jobs.get_job(context, owner, job_id))
-    answer = render(request, "job_live.html.j2", job=job, stages=_stages(context, owner, job_id))
+    answer = render(request, "job_live.html.j2", job=job, **_state(context, owner, job_id))
     if shown is not None and shown != job.status and job.status.is_terminal:
         answer.headers["HX-Refresh"] = "true"
     return answer
@@ -110,6 +113,18 @@ def show_curve(
         # The page keeps what it has.
         return Response(status_code=204)
     return render(request, "job_curve.html.j2", job=job, curve=curve, links=figure_links(job_id))
+
+
+@router.get(f"{_JOBS}/{{job_id}}/map")
+def show_map(
+    request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep, shown: str | None = None
+) -> Response:
+    """Show the layers that are profiled so far, and what was chosen for them; nothing if that is what is shown."""
+    job, state, layers = outputs.list_progress(context, owner, job_id, shown=shown)
+    if layers is None and not Status(job.status).is_terminal:
+        return Response(status_code=204)
+    figure = predicted_map(layers) if layers else None
+    return render(request, "job_map.html.j2", job=job_view(job), figure=figure, state=state)
 
 
 @router.get(f"{_JOBS}/{{job_id}}/log")
@@ -143,6 +158,14 @@ def show_figure_data(job_id: JobId, name: str, context: ContextDep, owner: Owner
     by_name = {figure.name: figure for figure in (*figures, *([] if curve is None else [curve]))}
     stem, _, suffix = name.rpartition(".")
     return figure_data(by_name.get(stem), suffix)
+
+
+@router.post(f"{_JOBS}/{{job_id}}/evaluations")
+async def evaluate(
+    request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
+) -> Response:
+    """Create a job that evaluates this one's result, and show it."""
+    return await threads.run(_evaluate, request, job_id, context, actor, fields)
 
 
 @router.post(f"{_JOBS}/{{job_id}}/cancel")
@@ -224,6 +247,16 @@ def figure_data(figure: Figure | None, suffix: str) -> Response:
     return Response(json.dumps(figure.model_dump()), media_type="application/json", headers=headers)
 
 
+def _evaluate(request: Request, job_id: str, context: Context, actor: Actor, fields: Fields) -> Response:
+    try:
+        evaluation = read_evaluation(fields)
+    except InvalidFieldsError as error:
+        raise InvalidRequestError(str(error)) from None
+    job_request = evaluations.evaluation_request(context, actor.tenant, job_id, evaluation)
+    job = jobs.submit_job(context, actor, job_request, None).job
+    return redirect(request, f"{_JOBS}/{job.id}")
+
+
 def _list(
     request: Request, template: str, context: Context, owner: str, after: str | None, status: Status | None
 ) -> Response:
@@ -241,9 +274,9 @@ def _list(
     )
 
 
-def _stages(context: Context, owner: str, job_id: str) -> list[object]:
-    job, events = jobs.list_stages(context, owner, job_id)
-    return [*stage_list(job_view(job), events)]
+def _state(context: Context, owner: str, job_id: str) -> dict[str, Any]:
+    state = jobs.get_state(context, owner, job_id)
+    return {"stages": [*stage_list(job_view(state.job), state.stages)], "waiting_before": state.waiting_before}
 
 
 def _frontier(context: Context, owner: str, profile_id: str | None, report: CompressionReport | None) -> Figure | None:

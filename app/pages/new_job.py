@@ -30,7 +30,7 @@ from app.shared import catalog
 from app.shared.errors import AppError, ProfileNotFoundError
 from app.shared.models import Profile
 from app.shared.repositories.audit import Actor
-from app.shared.requests import QUEUES, UPLOAD, JobRequest
+from app.shared.requests import QUEUES, JobRequest
 from rocket_core.config import PROFILE_RATIOS
 from rocket_core.engines import ENGINES
 from rocket_core.errors import InfeasibleBudgetError, RocketError
@@ -67,6 +67,7 @@ _PREFILLED = (
         "heal",
     ),
     "evaluate_dataset",
+    "prompts",
 )
 
 
@@ -170,7 +171,6 @@ def _form(
     problems: Mapping[str, str],
     status: int = HTTPStatus.OK,
 ) -> Response:
-    own = [UPLOAD + upload.id for upload in uploads.list_uploads(context, owner)]
     return render(
         request,
         "new_job.html.j2",
@@ -178,7 +178,7 @@ def _form(
         fields=dict.fromkeys(_PREFILLED, "") | _DEFAULTS | dict(fields),
         problems=problems,
         models=catalog.list_models(context.settings),
-        datasets=[*catalog.list_calibrations(context.settings), *own],
+        datasets=uploads.list_datasets(context, owner),
         queues=QUEUES,
         engines=tuple(ENGINES.values()),
         most_ratio=PROFILE_RATIOS[-1],

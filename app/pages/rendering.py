@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader
 
 from app.api.paths import HOME, SIGN_IN, STATIC
 from app.api.problems import Problem
+from app.pages.stage_list import stage_title
 from app.services.access import Caller
 from app.shared.models import LOCAL_OWNER
 from rocket_core import __version__
@@ -104,6 +105,7 @@ def fill(links: Mapping[str, str], name: str) -> dict[str, str]:
 @cache
 def _environment() -> Environment:
     made = environment(PackageLoader(__package__))
+    made.filters["stage_title"] = stage_title
     made.globals |= {
         "static": static_address,
         "version": __version__,

@@ -118,17 +118,20 @@ class Admission:
     def _judge(
         self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None, *, is_estimate: bool
     ) -> Figures | None:
-        check_calibration_tokens(limits, request.calibration)
         check_evaluation_tokens(limits, request.evaluate)
-        check_healing_tokens(limits, request.options.heal_tokens)
-        for name in (*request.datasets[1:], *request.local_tasks):
+        for name in (*request.datasets, *request.local_tasks):
             if not name.startswith(UPLOAD):
                 find_dataset(self._settings, name)
+        is_local = request.model_id.startswith(LOCAL)
+        folder = find_local_model(self._settings, request.model_id).resolve() if is_local else None
+        if request.kind == "evaluation":
+            # The model was judged with the job whose artifact is evaluated.
+            return None
+        check_calibration_tokens(limits, request.calibration)
+        check_healing_tokens(limits, request.options.heal_tokens)
         dataset = request.calibration.dataset
         if not dataset.startswith(UPLOAD):
             dataset = find_dataset(self._settings, dataset)
-        is_local = request.model_id.startswith(LOCAL)
-        folder = find_local_model(self._settings, request.model_id).resolve() if is_local else None
         with self._turn(owner, is_local=is_local):
             question = Question(
                 request=request,

@@ -12,11 +12,12 @@ from app.services.context import Context
 from app.services.uploads import check_dataset
 from app.shared.encryption import encrypt
 from app.shared.errors import StorageError
+from app.shared.lifecycle import Status
 from app.shared.models import Job, JobEvent
-from app.shared.repositories import audit, events, healings, jobs, outputs
+from app.shared.repositories import audit, events, jobs, outputs, sources
 from app.shared.repositories.audit import Action, Actor
 from app.shared.repositories.jobs import Idempotency, JobFilter, Submission
-from app.shared.requests import LOCAL, HealingRequest, JobRequest
+from app.shared.requests import HEALED_EXPORT, LOCAL, HealingRequest, JobRequest
 from rocket_core.report.healing import HealingPoint
 
 _log = logging.getLogger(__name__)
@@ -106,9 +107,9 @@ def healing_request(context: Context, owner: str, job_id: str, request: HealingR
     """
     with context.database.snapshot() as session:
         healed = JobRequest.model_validate(jobs.get_job(session, job_id, owner).request)
-        if healed.kind != "profile":
+        if healed.kind in {"compression", "healing"}:
             request.check_export(healed)
-        revision = healings.find_healed(session, owner, job_id).revision
+        revision = sources.find_source(session, owner, job_id, HEALED_EXPORT).revision
     return request.job_request(job_id, healed, None if healed.model_id.startswith(LOCAL) else revision)
 
 
@@ -160,15 +161,32 @@ def list_healing_points(context: Context, owner: str, job_id: str) -> Sequence[H
         return outputs.list_healing_points(session, jobs.get_job(session, job_id, owner).id)
 
 
-def list_stages(context: Context, owner: str, job_id: str) -> tuple[Job, Sequence[JobEvent]]:
-    """Return a job and the events of the stages that it has entered, in order, however many other events it has.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobState:
+    """What the page of a job shows of it while it waits and runs.
+
+    Attributes:
+        job: the job.
+        stages: events of the stages that it has entered, in order, however many other events it has.
+        waiting_before: queued jobs that a worker takes before this one; 0 unless it is queued.
+    """
+
+    job: Job
+    stages: Sequence[JobEvent]
+    waiting_before: int
+
+
+def get_state(context: Context, owner: str, job_id: str) -> JobState:
+    """Return the state of a job.
 
     Raises:
         JobNotFoundError: the job does not exist, or is not the tenant's.
     """
     with context.database.snapshot() as session:
         job = jobs.get_job(session, job_id, owner)
-        return job, events.list_typed_events(session, job.id, "stage")
+        before = jobs.count_jobs_before(session, job) if job.status == Status.QUEUED else 0
+        stages = events.list_typed_events(session, job.id, "stage")
+        return JobState(job=job, stages=stages, waiting_before=before)
 
 
 def cancel_job(context: Context, actor: Actor, job_id: str) -> Job:
@@ -206,9 +224,10 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
         )
         if submission.created:
             limits = quotas.find_limits(session, context.settings, owner)
-            quotas.check_calibration_tokens(limits, request.calibration)
             quotas.check_evaluation_tokens(limits, request.evaluate)
-            quotas.check_healing_tokens(limits, request.options.heal_tokens)
+            if request.kind != "evaluation":
+                quotas.check_calibration_tokens(limits, request.calibration)
+                quotas.check_healing_tokens(limits, request.options.heal_tokens)
             quotas.check_job_slot(session, context.settings, owner)
             audit.record(session, actor, Action.JOB_RETRY, subject=submission.job.id, detail={"retry_of": job_id})
     if submission.created:

@@ -231,7 +231,9 @@ def _with_measurements(
         footprint = _with_healing(footprint, model, inspected)
     if request.evaluate is None or inspected.evaluation_length is None:
         return footprint
-    tokens = request.evaluate.samples * min(request.evaluate.stride or sys.maxsize, inspected.evaluation_length)
+    asked = request.evaluate
+    tokens = asked.samples * min(asked.stride or sys.maxsize, inspected.evaluation_length)
+    tokens += len(asked.prompts) * asked.answer_tokens
     evaluation = evaluation_footprint(model, tokens=tokens, vocabulary=vocabulary(inspected.config, model))
     return ResourceEstimate(
         memory_bytes=max(footprint.memory_bytes, evaluation.memory_bytes),

@@ -7,8 +7,9 @@ from typing import Any
 
 from app.services.context import Context
 from app.shared.errors import ArtifactExpiredError, ReportNotReadyError
-from app.shared.models import Artifact
+from app.shared.models import Artifact, Job
 from app.shared.repositories import jobs, outputs
+from app.shared.repositories.outputs import LayerShape
 from app.shared.requests import JobRequest
 from rocket_core.candidates import Candidate, LayerProfile
 
@@ -54,6 +55,34 @@ def list_layers(context: Context, owner: str, job_id: str) -> Sequence[Layer]:
     return [Layer(profile=profile, chosen=allocation.get(profile.name)) for profile in profiles]
 
 
+def list_progress(
+    context: Context, owner: str, job_id: str, *, shown: str | None
+) -> tuple[Job, str, list[tuple[LayerShape, Candidate | None]] | None]:
+    """Return a job's layers so far with their chosen candidates, if there are more than a page shows already.
+
+    Args:
+        context: the service.
+        owner: the tenant.
+        job_id: the job.
+        shown: what an earlier call called its state; None if nothing is shown.
+
+    Returns:
+        The job, a name for the state of its layers, and the layers; None if they are those shown.
+
+    Raises:
+        JobNotFoundError: the job does not exist, or is not the tenant's.
+    """
+    with context.database.snapshot() as session:
+        job = jobs.get_job(session, job_id, owner)
+        profiled, decided = outputs.count_layers(session, job.id)
+        state = f"{profiled}-{decided}"
+        if state == shown:
+            return job, state, None
+        allocation = dict(outputs.list_allocation(session, job.id)) if decided else {}
+        shapes = outputs.list_layer_shapes(session, job.id)
+    return job, state, [(shape, allocation.get(shape.name)) for shape in shapes]
+
+
 def get_report(context: Context, owner: str, job_id: str) -> dict[str, Any]:
     """Return the allocation report, a `CompressionReport` as JSON.
 
@@ -65,8 +94,9 @@ def get_report(context: Context, owner: str, job_id: str) -> dict[str, Any]:
         job = jobs.get_job(session, job_id, owner)
         report = outputs.find_report(session, job)
     if report is None:
-        if JobRequest.model_validate(job.request).kind == "profile":
-            raise ReportNotReadyError("profile jobs have no report; only compression jobs do")
+        kind = JobRequest.model_validate(job.request).kind
+        if kind != "compression":
+            raise ReportNotReadyError(f"{kind} jobs have no report; only compression jobs do")
         raise ReportNotReadyError(f"the job is {job.status}; only succeeded jobs have a report")
     return report.body
 

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.services import quotas
 from app.services.context import Context
+from app.shared import catalog
 from app.shared.errors import QuotaExceededError, StorageError
 from app.shared.models import Upload
 from app.shared.repositories import audit, tenants, uploads
@@ -155,6 +156,12 @@ def list_uploads(context: Context, owner: str) -> Sequence[Upload]:
     """Return all files of a tenant, oldest first."""
     with context.database.snapshot() as session:
         return uploads.list_uploads(session, owner)
+
+
+def list_datasets(context: Context, owner: str) -> list[str]:
+    """Return the names of all datasets that a tenant can use: the server's, and then the tenant's files."""
+    own = [UPLOAD + upload.id for upload in list_uploads(context, owner)]
+    return [*catalog.list_calibrations(context.settings), *own]
 
 
 def get_upload(context: Context, owner: str, upload_id: str) -> Upload:

@@ -4,6 +4,7 @@ jobs ─┬─ job_events         events, numbered without gaps
       ├─ layer_profiles     one row per layer: its candidates
       ├─ allocations        one row per layer: the candidate chosen
       ├─ reports            the allocation report, once the job has succeeded
+      ├─ evaluations        the result of a job that evaluates an earlier one's artifact
       ├─ artifacts          files to download, by name
       ├─ outbox             jobs to notify the workers of
       └─ idempotency_keys   which request created the job
@@ -95,6 +96,8 @@ class Job(Base):
         expires_at: when its artifacts are deleted; None unless it has succeeded.
         progressed_at: when its process last made progress; a later attempt that is catching up changes only this.
         profile_id: the profile that it made or used; None before it has one, and after that is deleted.
+        source_job_id: the earlier job whose artifact it works on; None if it works on a model, and after that job is
+            deleted.
     """
 
     __tablename__ = "jobs"
@@ -139,6 +142,7 @@ class Job(Base):
     expires_at: Mapped[datetime | None]
     progressed_at: Mapped[datetime | None]
     profile_id: Mapped[str | None] = mapped_column(_JOB_ID, ForeignKey("profiles.id", ondelete="SET NULL"), index=True)
+    source_job_id: Mapped[str | None] = mapped_column(_JOB_ID, ForeignKey("jobs.id", ondelete="SET NULL"), index=True)
 
 
 class JobEvent(Base):
@@ -217,6 +221,16 @@ class ReportRow(Base):
     """The report of a job that has succeeded, a `CompressionReport`."""
 
     __tablename__ = "reports"
+
+    job_id: Mapped[str] = _job_key(primary=True)
+    body: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+
+
+class EvaluationRow(Base):
+    """The result of a job that evaluates an earlier one's artifact, an `EvaluationReport`."""
+
+    __tablename__ = "evaluations"
 
     job_id: Mapped[str] = _job_key(primary=True)
     body: Mapped[dict[str, Any]]

@@ -5,6 +5,7 @@ import re
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from app.shared.errors import InvalidRequestError
 from rocket_core.config import (
@@ -28,7 +29,7 @@ UPLOAD = "upload/"
 
 Queue = Literal["cpu", "gpu"]
 """The queue, which decides which workers run a job."""
-JobKind = Literal["compression", "profile", "healing"]
+JobKind = Literal["compression", "profile", "healing", "evaluation"]
 """The kind of a job."""
 HEALED_EXPORT: ExportKind = "factored"
 """The export that can be healed."""
@@ -43,6 +44,9 @@ _MAX_MEMBERS = 1024
 _MAX_METADATA = 16
 _MAX_TASKS = 16
 _JOB_ID = r"^job_[0-9a-z]{26}$"
+_MAX_PROMPTS = 16
+_MAX_PROMPT_CHARACTERS = 4000
+_MAX_ANSWER_TOKENS = 512
 _UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
 
 
@@ -105,7 +109,18 @@ class CalibrationRequest(_RequestModel):
     """seed for drawing samples, 0 (the default) to 2⁶³ - 1."""
 
 
-class EvaluationRequest(_RequestModel):
+class _Stored(_RequestModel):
+    """A request that becomes part of a row."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_storable(cls, data: Any) -> Any:
+        # Postgres can store neither NUL nor lone surrogates, and JSON can contain both.
+        _require_storable(data)
+        return data
+
+
+class EvaluationRequest(_Stored):
     """How the result is compared with the dense model, once its files are written.
 
     It does not change the artifacts. Unlike a compression, which holds one block, it needs memory for the whole model,
@@ -135,6 +150,15 @@ class EvaluationRequest(_RequestModel):
     """
     task_items: Annotated[int, Field(ge=1, le=2**20)] | None = None
     """items read of each task, at least 1; null (the default) reads all."""
+    prompts: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=_MAX_PROMPT_CHARACTERS)], ...],
+        Field(max_length=_MAX_PROMPTS),
+    ] = ()
+    """texts that both models answer with the most likely token each time, at most 16 of up to 4,000 characters, none by
+    default. A model with a chat template reads them as a user's message, another one continues them.
+    """
+    answer_tokens: Annotated[int, Field(ge=1, le=_MAX_ANSWER_TOKENS)] = 64
+    """tokens of the longest answer to a prompt, 1 to 512, 64 by default."""
 
 
 _Labels = Annotated[
@@ -155,21 +179,10 @@ class JobOptions(MethodOptions, _RequestModel):
     """
 
 
-class _Stored(_RequestModel):
-    """A request that becomes part of a row."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _text_is_storable(cls, data: Any) -> Any:
-        # Postgres can store neither NUL nor lone surrogates, and JSON can contain both.
-        _require_storable(data)
-        return data
-
-
 class JobRequest(_Stored):
     """The work of a job: with a target it compresses a model, without one it profiles the model's layers.
 
-    With `heals` it heals the result of the job that has compressed the model in this way.
+    With `source_job_id` it heals or evaluates the result of the job that has compressed the model in this way.
     """
 
     model_id: Annotated[str, AfterValidator(_model_id)]
@@ -201,8 +214,10 @@ class JobRequest(_Stored):
     """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
     queue: Queue | None = None
     """which workers run it, `cpu` or `gpu`; null uses the server's default."""
-    heals: Annotated[str, Field(pattern=_JOB_ID)] | None = None
-    """id of the job whose result is healed; null to start from the model."""
+    source_job_id: Annotated[Annotated[str, Field(pattern=_JOB_ID)] | None, SkipJsonSchema()] = None
+    """the earlier job whose artifact it works on; set by the service, never by a client."""
+    on_source: Annotated[Literal["healing", "evaluation"] | None, SkipJsonSchema()] = None
+    """what it does with that artifact; set by the service as well."""
 
     @model_validator(mode="before")
     @classmethod
@@ -217,6 +232,8 @@ class JobRequest(_Stored):
     def _settings_agree(self) -> "JobRequest":
         if self.revision is not None and self.model_id.startswith(LOCAL):
             raise ValueError("a local model has no revision; leave it out")
+        if (self.source_job_id is None) != (self.on_source is None):
+            raise ValueError("source_job_id and on_source belong together")
         try:
             self.compression_config()
         except InvalidConfigError as error:
@@ -252,9 +269,14 @@ class JobRequest(_Stored):
     @property
     def kind(self) -> JobKind:
         """The kind of the job."""
-        if self.heals is not None:
-            return "healing"
+        if self.on_source is not None:
+            return self.on_source
         return "profile" if self.target is None else "compression"
+
+    @property
+    def source_export(self) -> ExportKind:
+        """The export of the earlier job that it works on."""
+        return HEALED_EXPORT if self.kind == "healing" else self.compression_config().evaluated_export
 
     @property
     def target(self) -> Target | None:
@@ -263,8 +285,9 @@ class JobRequest(_Stored):
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """Names of all datasets that the job reads."""
-        return (self.calibration.dataset, *(() if self.evaluate is None else (self.evaluate.dataset,)))
+        """Names of all datasets that the job reads, the calibration's first unless the job only evaluates."""
+        evaluated = () if self.evaluate is None else (self.evaluate.dataset,)
+        return evaluated if self.kind == "evaluation" else (self.calibration.dataset, *evaluated)
 
     @property
     def local_tasks(self) -> tuple[str, ...]:
@@ -283,8 +306,12 @@ class JobRequest(_Stored):
         """Return the SHA-256 of the request; spelling out a default does not change it."""
         # Members that did not exist in earlier versions are left out: a replay may follow an upgrade.
         newer: dict[str, Any] = {
-            name: True for name in ("queue", "evaluate", "target_bytes", "bits", "heals") if getattr(self, name) is None
+            name: True
+            for name in ("queue", "evaluate", "target_bytes", "bits", "source_job_id", "on_source")
+            if getattr(self, name) is None
         }
+        if self.evaluate is not None and not self.evaluate.prompts:
+            newer["evaluate"] = {"prompts", "answer_tokens"}
         if not self.benchmark:
             newer["benchmark"] = True
         newer["options"] = {
@@ -308,11 +335,12 @@ class JobRequest(_Stored):
 class CompressionRequest(JobRequest):
     """A compression to run: a `model_id`, and one of `ratio`, `target_bytes`, `bits`; everything else has a default."""
 
-    heals: None = None
-    """always null: `POST /jobs/{id}/healings` heals the result of a job."""
-
     @model_validator(mode="after")
     def _has_a_target(self) -> "CompressionRequest":
+        if self.source_job_id is not None or self.on_source is not None:
+            raise ValueError(
+                "source_job_id and on_source are set by the service; use POST /jobs/{id}/healings or /evaluations"
+            )
         if self.kind == "profile":
             raise ValueError("specify one of ratio, target_bytes and bits")
         return self
@@ -395,7 +423,8 @@ class HealingRequest(_Stored):
             "options": healed.options.model_dump() | {"heal_tokens": self.tokens},
             "metadata": self.metadata,
             "queue": self.queue or healed.queue,
-            "heals": job_id,
+            "source_job_id": job_id,
+            "on_source": "healing",
         }
         return JobRequest.model_validate(healed.model_dump() | changes)
 

@@ -28,10 +28,14 @@ def evaluate(
     stride: options.Stride = None,
     task: options.Tasks = None,
     task_items: options.TaskItems = None,
+    prompt: options.Prompts = None,
+    answer_tokens: options.AnswerTokens = None,
     revision: options.Revision = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure the perplexity of MODEL on a text, and with --against next to the original: what compression has cost.
+
+    With --prompt, both answer it, and the answers are shown with the place where they part.
 
     Documents are joined by the tokenizer's BOS token and cut into windows. For an encoder, lines are read as sentences,
     and the drift of its pooled outputs is measured.
@@ -42,8 +46,11 @@ def evaluate(
         "stride": stride,
         "tasks": tuple(task or ()),
         "task_items": task_items,
+        "prompts": tuple(prompt or ()),
         "device": device,
     }
+    if answer_tokens is not None:
+        settings["answer_tokens"] = answer_tokens
     with reported_failures(as_json=as_json):
         result = _run(model, text, against, revision, settings, quiet=as_json)
     if as_json:

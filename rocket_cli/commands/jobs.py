@@ -112,6 +112,8 @@ def _table(rows: Sequence[Job], now: datetime) -> Table:
 
 
 def _target(job: Job) -> str:
+    if job.kind != "compression":
+        return job.kind
     match target_of(job.ratio, job.target_bytes, job.bits):
         case ByRatio(ratio=ratio):
             return percent_text(ratio)
@@ -120,8 +122,7 @@ def _target(job: Job) -> str:
         case ByBits(bits=bits):
             return f"≤ {bits:.15g} bits"
         case None:
-            code_bits = job.options.get("code_bits")
-            return job.kind if job.kind == "profile" else f"{code_bits} bits"
+            return f"{job.options.get('code_bits')} bits"
         case unknown:
             assert_never(unknown)
 

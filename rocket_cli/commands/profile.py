@@ -12,7 +12,8 @@ from rocket_client._defaults import DEFAULT_SERVER
 ProfileOptions = Annotated[
     ServerOptions,
     Without("ratio", "size", "bits", "method", "heal", "export"),
-    Without("evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items", "benchmark"),
+    Without("evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items"),
+    Without("prompt", "answer_tokens", "benchmark"),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocket_cli.service.sample import create_models_folder
 from rocket_cli.service.server import Host, Port, announce_address, listen, service_settings, web_server
 from rocket_core.system.gc_pause import no_collection
 
@@ -46,8 +47,8 @@ def _serve(settings: "Settings", host: str, port: int) -> None:
     with data_folder_lock(settings.data_dir):
         upgrade(settings.database)
         with listen(settings, host, port) as listener:
-            for folder in (settings.models_folder, settings.datasets_folder):
-                folder.mkdir(parents=True, exist_ok=True)
+            create_models_folder(settings.models_folder)
+            settings.datasets_folder.mkdir(parents=True, exist_ok=True)
             registry = create_registry()
             worker = Worker(settings, registry=registry)
             if settings.database_url is None:

@@ -1,10 +1,11 @@
 """Evaluation: the quality of a model, and the distance of a compressed model from its dense original.
 
-`likelihood` measures perplexity, `divergence` compares token predictions, `drift` compares outputs of encoders, and
-`harness` runs zero-shot tasks. `comparison` measures a dense and a compressed model one after the other, and `text`
-evaluates a folder on a file.
+`likelihood` measures perplexity, `divergence` compares predictions of tokens, `answers` those of answers, `drift`
+outputs of encoders, and `harness` runs zero-shot tasks. `comparison` measures a dense and a compressed model one after
+the other, and `text` evaluates a folder on a file.
 """
 
+from rocket_core.evaluation.answers import Prompt, greedy_answer, read_prompts
 from rocket_core.evaluation.comparison import Comparison, EvaluationText, Measurement, compare_models
 from rocket_core.evaluation.divergence import DivergenceSum, token_divergence
 from rocket_core.evaluation.drift import masked_mean, mean_cosine_drift, pooled_outputs, sentences
@@ -22,10 +23,12 @@ __all__ = [
     "Measurement",
     "ModelFolder",
     "PerplexityResult",
+    "Prompt",
     "Task",
     "check_package",
     "compare_models",
     "evaluate_text",
+    "greedy_answer",
     "load_model",
     "load_tasks",
     "masked_mean",
@@ -34,6 +37,7 @@ __all__ = [
     "open_model",
     "perplexity",
     "pooled_outputs",
+    "read_prompts",
     "read_text",
     "score_tasks",
     "sentences",

@@ -5,7 +5,6 @@ Only one model is in memory at a time. The dense model's logits are stored in a 
 stored, in memory.
 """
 
-import errno
 import functools
 import hashlib
 import math
@@ -19,19 +18,24 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rocket_core.errors import InsufficientDiskError, InvalidConfigError
+from rocket_core.config import EvaluationConfig
+from rocket_core.errors import InvalidConfigError
+from rocket_core.evaluation.answers import DenseAnswers, Prompt, answer_densely, compare_answers
 from rocket_core.evaluation.divergence import DivergenceSum, token_divergence
 from rocket_core.evaluation.drift import mean_cosine_drift, pooled_outputs
 from rocket_core.evaluation.harness import Task, score_tasks
 from rocket_core.evaluation.likelihood import summarize_likelihood, surprise
+from rocket_core.evaluation.logit_store import LogitStore
 from rocket_core.evaluation.models import ModelFolder, check_token_ids, load_model
 from rocket_core.evaluation.windows import Prediction, batch_size, counted_tokens, predictions
 from rocket_core.models.architecture import window_length
+from rocket_core.report.answers import ComparedAnswer
 from rocket_core.report.quality import Difference, ModelQuality
-from rocket_core.system.machine import free_disk, gibibytes
 from rocket_core.system.process_memory import return_freed_memory
 
 _SENTENCES_PER_BATCH = 32
+# Share of a model's progress until the prompts, if there are any.
+_TEXT_SHARE = 0.7
 
 Step = Callable[[float, str], None]
 """Called with the fraction done, from 0 to 1, and a description of the step; may raise to stop the evaluation."""
@@ -84,6 +88,7 @@ class Comparison:
         difference: difference between the two.
         tokens: predicted tokens, each counted once; for an encoder, tokens read.
         dtype: dtype that the compressed model ran in.
+        answers: answers of both to the prompts.
     """
 
     before: ModelQuality
@@ -91,6 +96,7 @@ class Comparison:
     difference: Difference
     tokens: int
     dtype: torch.dtype
+    answers: tuple[ComparedAnswer, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,13 +122,22 @@ class Measurement:
         text: the text.
         tasks: zero-shot tasks.
         task_items: items of each task; None takes all.
+        prompts: prompts that both models answer.
+        answer_tokens: tokens of the longest answer.
         device: device that the models run on.
     """
 
     text: EvaluationText
     tasks: tuple[Task, ...] = ()
     task_items: int | None = None
+    prompts: tuple[Prompt, ...] = ()
+    answer_tokens: int = EvaluationConfig().answer_tokens
     device: torch.device
+
+    @property
+    def stored_tokens(self) -> int:
+        """Most tokens whose predictions by the dense model are stored."""
+        return self.text.predicted_tokens + len(self.prompts) * self.answer_tokens
 
 
 def compare_models(
@@ -151,10 +166,10 @@ def compare_models(
         )
     if not dense.predicts_tokens:
         return _compare_encoders(dense, compressed, how, on_step)
-    store = LogitStore(scratch, how)
-    before = _read_dense(dense, how, store, _part(on_step, 0, "dense"))
+    store = LogitStore(scratch, how.stored_tokens)
+    before, answered = _read_dense(dense, how, store, _part(on_step, 0, "dense"))
     return_freed_memory()
-    after, total = _read_compressed(compressed, dense, how, store, _part(on_step, 1, "compressed"))
+    after, total, answers = _read_compressed(compressed, dense, how, store, answered, _part(on_step, 1, "compressed"))
     return Comparison(
         before=before,
         after=after.quality,
@@ -165,68 +180,8 @@ def compare_models(
         ),
         tokens=after.tokens,
         dtype=after.dtype,
+        answers=answers,
     )
-
-
-class LogitStore:
-    """The logits of one model on disk, window by window, unmodified.
-
-    Args:
-        folder: folder for the files.
-        how: determines the number of tokens.
-    """
-
-    def __init__(self, folder: Path, how: Measurement) -> None:
-        self._folder = folder
-        self._tokens = how.text.predicted_tokens
-        self._kinds: dict[int, tuple[torch.dtype, torch.Size]] = {}
-
-    def put(self, prediction: Prediction) -> None:
-        """Store the logits of a window.
-
-        Raises:
-            InsufficientDiskError: the logits of all windows do not fit; raised at the first window already.
-        """
-        logits = prediction.logits.cpu().contiguous()
-        if not self._kinds:
-            self._check_room(self._tokens * logits.shape[1] * logits.element_size())
-        self._kinds[prediction.window] = logits.dtype, logits.shape
-        try:
-            self._file(prediction.window).write_bytes(logits.view(torch.uint8).numpy().data)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise self._too_little(self._tokens * logits.shape[1] * logits.element_size()) from error
-
-    def take(self, prediction: Prediction) -> Float[Tensor, "tokens vocabulary"]:
-        """Return the stored logits for the same tokens, and delete them.
-
-        Raises:
-            InvalidConfigError: their vocabulary is different.
-        """
-        dtype, shape = self._kinds.pop(prediction.window)
-        if shape != prediction.logits.shape:
-            raise InvalidConfigError(
-                f"the dense model predicts {shape[1]} tokens and the compressed one {prediction.logits.shape[1]}; "
-                "compare a model with its own original"
-            )
-        file = self._file(prediction.window)
-        raw = torch.frombuffer(bytearray(file.read_bytes()), dtype=dtype)
-        file.unlink()
-        return raw.view(shape).to(prediction.logits.device)
-
-    def _file(self, window: int) -> Path:
-        return self._folder / f"{window}.logits"
-
-    def _check_room(self, size: int) -> None:
-        if size > free_disk(self._folder):
-            raise self._too_little(size)
-
-    def _too_little(self, size: int) -> InsufficientDiskError:
-        return InsufficientDiskError(
-            f"comparing the models takes {gibibytes(size)} of disk at {self._folder} for the dense model's "
-            f"logits, {gibibytes(free_disk(self._folder))} are free; free some, or read fewer windows"
-        )
 
 
 def measure_model(
@@ -276,25 +231,82 @@ def measure_model(
     return Measured(quality=quality, tokens=likelihood.tokens, dtype=model.dtype)
 
 
-def _read_dense(dense: ModelFolder, how: Measurement, store: LogitStore, on_step: Step) -> ModelQuality:
+def _read_dense(
+    dense: ModelFolder, how: Measurement, store: LogitStore, on_step: Step
+) -> tuple[ModelQuality, DenseAnswers]:
     # A local variable, so that the model's memory is freed when this returns.
     model = load_model(dense, how.device)
-    return measure_model(dense, model, how, on_step=on_step, on_prediction=store.put).quality
+    steps = _Steps(how, on_step)
+    quality = measure_model(dense, model, how, on_step=steps.on_text, on_prediction=store.put).quality
+    answered = answer_densely(
+        dense,
+        model,
+        how.prompts,
+        how.answer_tokens,
+        on_token=steps.on_token,
+        on_prediction=lambda prediction: store.put(_after_text(prediction, how)),
+    )
+    return quality, answered
 
 
 def _read_compressed(
-    compressed: ModelFolder, dense: ModelFolder, how: Measurement, store: LogitStore, on_step: Step
-) -> tuple[Measured, DivergenceSum]:
+    compressed: ModelFolder,
+    dense: ModelFolder,
+    how: Measurement,
+    store: LogitStore,
+    answered: DenseAnswers,
+    on_step: Step,
+) -> tuple[Measured, DivergenceSum, tuple[ComparedAnswer, ...]]:
     model = load_model(compressed, how.device)
     sums: list[DivergenceSum] = []
+    steps = _Steps(how, on_step)
 
     def compare(prediction: Prediction) -> None:
         sums.append(token_divergence(store.take(prediction), prediction.logits))
 
     # One tokenizer for both, so that the tasks are the same.
     folder = replace(compressed, tokenizer=dense.tokenizer)
-    measured = measure_model(folder, model, how, on_step=on_step, on_prediction=compare)
-    return measured, functools.reduce(operator.add, sums)
+    measured = measure_model(folder, model, how, on_step=steps.on_text, on_prediction=compare)
+    answers = compare_answers(
+        dense.tokenizer,
+        model,
+        how.prompts,
+        answered,
+        how.answer_tokens,
+        on_token=steps.on_token,
+        take_dense=lambda prediction: store.take(_after_text(prediction, how)),
+    )
+    return measured, functools.reduce(operator.add, sums), answers
+
+
+def _after_text(prediction: Prediction, how: Measurement) -> Prediction:
+    """Return the predictions of an answer, numbered after the windows of text."""
+    return replace(prediction, window=how.text.count + prediction.window)
+
+
+class _Steps:
+    """Progress of one model: through the text and the tasks, and then token by token through the answers.
+
+    Args:
+        how: the settings of the measurement.
+        on_step: called at every step.
+    """
+
+    def __init__(self, how: Measurement, on_step: Step) -> None:
+        self._on_step = on_step
+        self._answer_tokens = len(how.prompts) * how.answer_tokens
+        self._text_share = _TEXT_SHARE if how.prompts else 1.0
+        self._answered = 0
+
+    def on_text(self, share: float, what: str) -> None:
+        """Report a step of the text or the tasks."""
+        self._on_step(self._text_share * share, what)
+
+    def on_token(self) -> None:
+        """Report a token of an answer."""
+        self._answered += 1
+        done = self._answered / self._answer_tokens
+        self._on_step(self._text_share + (1 - self._text_share) * done, "answers")
 
 
 def _compare_encoders(dense: ModelFolder, compressed: ModelFolder, how: Measurement, on_step: Step) -> Comparison:

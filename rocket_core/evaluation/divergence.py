@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 # Memory for two distributions and their difference, in float64, during a comparison.
@@ -56,9 +56,16 @@ def token_divergence(
     size = max(1, chunk_bytes // (_TENSORS * 8 * vocabulary))
     total = DivergenceSum(kl_divergence=0.0, agreements=0, tokens=tokens)
     for left, right in zip(torch.split(dense, size), torch.split(compressed, size), strict=True):
-        log_p = left.double().log_softmax(-1)
-        difference = log_p - right.double().log_softmax(-1)
-        divergence = log_p.exp_().mul_(difference).sum()
+        divergence = divergence_per_token(left, right).sum()
         agreements = int((left.argmax(-1) == right.argmax(-1)).sum())
         total += DivergenceSum(kl_divergence=float(divergence), agreements=agreements, tokens=0)
     return total
+
+
+def divergence_per_token(
+    dense: Float[Tensor, "tokens vocabulary"], compressed: Float[Tensor, "tokens vocabulary"]
+) -> Float64[Tensor, " tokens"]:
+    """Compute Σᵥ pᵢᵥ (log pᵢᵥ - log qᵢᵥ) of each token i, p = softmax(dense), q = softmax(compressed), in float64."""
+    log_p = dense.double().log_softmax(-1)
+    difference = log_p - compressed.double().log_softmax(-1)
+    return log_p.exp_().mul_(difference).sum(-1)

@@ -10,7 +10,9 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from rocket_core.calibration.datasets import file_documents
+from rocket_core.config import EvaluationConfig
 from rocket_core.errors import InvalidConfigError
+from rocket_core.evaluation.answers import read_prompts
 from rocket_core.evaluation.comparison import (
     EvaluationText,
     Measurement,
@@ -25,6 +27,7 @@ from rocket_core.evaluation.windows import text_windows
 from rocket_core.inspection.dataset_names import LOCAL_SUFFIXES
 from rocket_core.inspection.safetensors_headers import local_weight_files
 from rocket_core.models.architecture import window_length
+from rocket_core.report.answers import ComparedAnswer
 from rocket_core.report.formatting import bytes_text
 from rocket_core.report.notebook import table_html
 from rocket_core.report.quality import Difference, ModelQuality, TaskScore, compared_rows
@@ -66,6 +69,8 @@ class EvaluationResult(FrozenModel):
     """the quality of the dense model."""
     difference: Difference | None = None
     """the distance of the model from the dense model."""
+    answers: tuple[ComparedAnswer, ...] = ()
+    """answers of both models to the prompts."""
     device: str
     """device that the model ran on."""
     dtype: str
@@ -151,6 +156,8 @@ def evaluate_text(
     against: Path | None = None,
     tasks: Sequence[str] = (),
     task_items: int | None = None,
+    prompts: Sequence[str] = (),
+    answer_tokens: int = EvaluationConfig().answer_tokens,
     device: str = "auto",
     on_step: Step = _ignore_step,
 ) -> EvaluationResult:
@@ -174,6 +181,8 @@ def evaluate_text(
         against: the dense model's folder, whose tokenizer is used; required for an encoder and for a GGUF file.
         tasks: zero-shot tasks, see `rocket_core.evaluation.harness`.
         task_items: items read of each task, >= 1; None reads all.
+        prompts: prompts that both models answer with the most likely token each time; require `against`.
+        answer_tokens: tokens of the longest answer, >= 1.
         device: torch device, or `auto` for the accelerator if there is one.
         on_step: called with the progress on every batch.
 
@@ -189,7 +198,7 @@ def evaluate_text(
         CheckpointError: weights are missing, damaged or give non-finite outputs.
         InsufficientDiskError: the dense model's logits do not fit.
     """
-    for name, value in (("limit", limit), ("task_items", task_items)):
+    for name, value in (("limit", limit), ("task_items", task_items), ("answer_tokens", answer_tokens)):
         if value is not None and value < 1:
             raise InvalidConfigError(f"{name} is {value}; it is a number of what is read, at least 1")
     if text.suffix.lower() not in LOCAL_SUFFIXES:
@@ -205,6 +214,8 @@ def evaluate_text(
         model = open_gguf(folder, original)
     else:
         model = open_model(folder)
+    if original is None and prompts:
+        raise InvalidConfigError("prompts are answered by a model and its dense original: name that as well")
     if original is None and not model.predicts_tokens:
         raise InvalidConfigError(
             f"{folder} holds an encoder, which has no perplexity; name its dense original to measure the drift from it"
@@ -215,6 +226,8 @@ def evaluate_text(
         ),
         tasks=load_tasks(tasks),
         task_items=task_items,
+        prompts=read_prompts(original or model, prompts, answer_tokens),
+        answer_tokens=answer_tokens,
         device=target,
     )
     return _result(model, original, how, on_step).model_copy(update={"text": str(text)})
@@ -225,11 +238,12 @@ def _result(model: ModelFolder, original: ModelFolder | None, how: Measurement, 
         measured = measure_model(model, load_model(model, how.device), how, on_step=on_step)
         quality, tokens, dtype = measured.quality, measured.tokens, measured.dtype
         dense = difference = None
+        answers: tuple[ComparedAnswer, ...] = ()
     else:
         with tempfile.TemporaryDirectory(prefix="rocket-") as scratch:
             compared = compare_models(original, model, how, scratch=Path(scratch), on_step=on_step)
         quality, tokens, dtype = compared.after, compared.tokens, compared.dtype
-        dense, difference = compared.before, compared.difference
+        dense, difference, answers = compared.before, compared.difference, compared.answers
     # A missing perplexity of a decoder means that it overflowed.
     perplexity = float("inf") if quality.negative_log_likelihood and not quality.perplexity else quality.perplexity
     return EvaluationResult(
@@ -247,6 +261,7 @@ def _result(model: ModelFolder, original: ModelFolder | None, how: Measurement, 
         against_bytes=None if original is None else _file_bytes(original),
         dense=dense,
         difference=difference,
+        answers=answers,
         device=str(how.device),
         dtype=str(dtype).removeprefix("torch."),
     )

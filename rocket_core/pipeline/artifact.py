@@ -85,13 +85,16 @@ def original_name(artifact: Artifact, model: str | None, revision: str | None) -
     return report.model, revision or report.revision
 
 
-def check_original(artifact: Artifact, original: ModelSource) -> None:
+def check_original(report: CompressionReport | None, original: ModelSource) -> None:
     """Raise an error if a model is not the one that an artifact was made from, as far as its report tells.
+
+    Args:
+        report: report in the artifact's folder; None for an artifact without one.
+        original: the model.
 
     Raises:
         InvalidConfigError: the weights differ.
     """
-    report = artifact.report
     if report is None:
         return
     hub_and_folder = (original.commit is None) != (not (report.revision or "").startswith("sha256:"))

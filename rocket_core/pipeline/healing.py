@@ -145,7 +145,7 @@ def heal(
             found = open_artifact(artifact)
         source = _find_original(found, model, revision, hub, monitor)
         with monitor.stage("preflight"):
-            check_original(found, source)
+            check_original(found.report, source)
             identity = _identity(found, source, config, exports)
             finished = _finished(output, identity, resume=resume)
             if finished is not None:

@@ -188,7 +188,7 @@ def check_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int
     """
     if plan is None:
         return 0
-    tokens = plan.text.predicted_tokens
+    tokens = plan.measurement(run.device).stored_tokens
     estimate = evaluation_footprint(_model_shape(run), tokens=tokens, vocabulary=run.architecture.vocabulary)
     memory, disk = free_memory(run.device), free_disk(output)
     advice = "leave evaluate out and measure elsewhere with `rocket evaluate`"

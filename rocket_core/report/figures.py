@@ -9,12 +9,12 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import Field
 
 from rocket_core.budget import bits_per_weight, kept_fraction, sparsity
-from rocket_core.candidates import CODE_KINDS, Candidate, LayerProfile, SizePoint
+from rocket_core.candidates import CODE_KINDS, Candidate, SizePoint
 from rocket_core.config import Objective
 from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import CompressionReport, LayerReport
@@ -33,6 +33,7 @@ ERROR_NAMES: Mapping[Objective, str] = {
 # Spreadsheets treat values with these prefixes as formulas.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"\d+")
+_MAP_COLUMNS = (*("format", "kept_fraction", "bits_per_weight", "stored_bytes", "rank", "sparsity", "loss", "error"),)
 
 
 class Column(FrozenModel):
@@ -102,32 +103,49 @@ def allocation_map(layers: Iterable[LayerReport]) -> Figure:
     return _map_of(rows, "error of the output")
 
 
-def predicted_map(chosen: Iterable[tuple[LayerProfile, Candidate]]) -> Figure:
+class LayerShape(Protocol):
+    """Name and shape of a layer, such as a `LayerProfile` has them."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def d_in(self) -> int: ...  # noqa: D102
+    @property
+    def d_out(self) -> int: ...  # noqa: D102
+
+
+def predicted_map(chosen: Iterable[tuple[LayerShape, Candidate | None]]) -> Figure:
     """Return the same figure as `allocation_map` for an allocation that has not been carried out.
 
     Args:
-        chosen: each layer with the candidate allocated to it, in model order.
+        chosen: each layer with the candidate allocated to it, in model order; None where there is no allocation yet.
     """
     pairs = tuple(chosen)
     places = _places([layer.name for layer, _ in pairs])
     rows = [
-        {
-            "block": place.block,
-            "projection": place.projection,
-            "layer": layer.name,
-            "kind": _kind_name(candidate.kind, candidate.dictionary),
-            "format": _format_text(candidate),
-            "kept_fraction": kept_fraction(layer.d_in, layer.d_out, candidate.kept_parameters),
-            "bits_per_weight": bits_per_weight(layer.d_in, layer.d_out, candidate.stored_bytes),
-            "stored_bytes": candidate.stored_bytes,
-            "rank": candidate.rank,
-            "sparsity": _sparsity(layer, candidate),
-            "loss": candidate.loss,
-            "error": candidate.reconstruction_error,
-        }
+        _predicted_row(place, layer, candidate)
+        if candidate is not None
+        else dict.fromkeys(_MAP_COLUMNS) | {**place.model_dump(), "layer": layer.name, "kind": "profiled"}
         for place, (layer, candidate) in zip(places, pairs, strict=True)
     ]
     return _map_of(rows, "predicted error of the output")
+
+
+def _predicted_row(place: "_Place", layer: LayerShape, candidate: Candidate) -> dict[str, Value]:
+    return {
+        "block": place.block,
+        "projection": place.projection,
+        "layer": layer.name,
+        "kind": _kind_name(candidate.kind, candidate.dictionary),
+        "format": _format_text(candidate),
+        "kept_fraction": kept_fraction(layer.d_in, layer.d_out, candidate.kept_parameters),
+        "bits_per_weight": bits_per_weight(layer.d_in, layer.d_out, candidate.stored_bytes),
+        "stored_bytes": candidate.stored_bytes,
+        "rank": candidate.rank,
+        "sparsity": _sparsity(layer, candidate),
+        "loss": candidate.loss,
+        "error": candidate.reconstruction_error,
+    }
 
 
 def errors_by_size(layers: Iterable[LayerReport]) -> Figure:
@@ -388,7 +406,7 @@ def _kind_name(kind: str, dictionary: str | None) -> str:
     return kind if dictionary is None else f"{kind}, shared"
 
 
-def _sparsity(layer: LayerProfile, candidate: Candidate) -> float | None:
+def _sparsity(layer: LayerShape, candidate: Candidate) -> float | None:
     if candidate.nnz is None:
         return None
     rows = layer.d_in if candidate.rank is None else candidate.rank

@@ -13,6 +13,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 from markupsafe import Markup
 
 from rocket_core.config import stage_label
+from rocket_core.report.answers import pieces_after, pieces_before
 from rocket_core.report.cost_table import cost_comparison
 from rocket_core.report.figures import ColumnKind, Figure, Value, loss_curve, report_figures
 from rocket_core.report.formatting import bytes_text, duration_text, kwh_text, percent_text
@@ -60,6 +61,7 @@ def environment(*loaders: BaseLoader) -> Environment:
         "stage_label": stage_label,
     }
     made.globals |= {"headlines": headlines, "run_commands": run_commands, "quality_rows": quality_rows}
+    made.globals |= {"pieces_before": pieces_before, "pieces_after": pieces_after}
     made.globals |= {"SPEED_COLUMNS": SPEED_COLUMNS, "speed_rows": speed_rows}
     return made
 

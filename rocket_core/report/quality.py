@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rocket_core.engines import ExportKind
+from rocket_core.report.answers import ComparedAnswer
 from rocket_core.report.formatting import percent_text
 from rocket_core.schema import FrozenModel
 
@@ -76,6 +77,10 @@ class EvaluationReport(FrozenModel):
     """quality of the compressed model."""
     difference: Difference
     """difference between the two."""
+    answers: tuple[ComparedAnswer, ...] = ()
+    """answers of both models to the prompts, in the requested order; empty if none were given, and in reports from
+    before this field existed.
+    """
 
 
 def quality_rows(evaluation: EvaluationReport) -> list[tuple[str, str, str]]:

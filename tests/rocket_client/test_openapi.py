@@ -19,6 +19,7 @@ from rocket_client.models import Artifact
 JOB, PROFILE, UPLOAD = "job_" + "0" * 26, "prof_" + "0" * 26, "upload/" + "0" * 32
 CALIBRATION = {"dataset": "builtin", "samples": 3, "sequence_length": 64, "seed": 1}
 EVALUATE = {"dataset": "builtin", "samples": 2, "sequence_length": 8, "stride": 4, "tasks": ["piqa"], "task_items": 9}
+EVALUATE |= {"prompts": ["a"], "answer_tokens": 3}
 OPTIONS = {"preset": "fast", "objective": "fisher", "method": "rocket", "ignore": ["*.q"], "export": ["dense"]}
 JOB_REQUEST = {
     "ratio": 0.3,
@@ -64,6 +65,11 @@ METHODS = {
     "iterate_jobs": [{}],
     "cancel": [{"job_id": JOB}],
     "retry": [{"job_id": JOB}, {"job_id": JOB, "hub_token": "t"}],
+    "evaluate": [
+        {"job_id": JOB},
+        {"job_id": JOB, "settings": EVALUATE, "hub_token": "t", "idempotency_key": "k"},
+    ],
+    "evaluations": [{"job_id": JOB}],
     "delete": [{"job_id": JOB}],
     "events": [{"job_id": JOB, "after": 3}],
     "layers": [{"job_id": JOB}],
@@ -93,6 +99,7 @@ NOT_SENT = {
     ("POST /jobs", "prefer"): "a job is followed by its events, which tell what happens meanwhile",
     ("POST /profiles", "prefer"): "as above",
     ("POST /jobs/{job_id}/healings", "prefer"): "as above",
+    ("POST /jobs/{job_id}/evaluations", "prefer"): "as above",
     ("GET /jobs/{job_id}", "prefer"): "as above",
     ("GET /jobs/{job_id}/events", "after"): "the header Last-Event-ID says the same of a stream",
     ("GET /jobs/{job_id}/events", "limit"): "of pages; the client reads streams",
@@ -244,6 +251,7 @@ def test_every_request_body_matches_the_document(document, connect, monkeypatch)
     assert seen == {
         "POST /jobs",
         "POST /jobs/{job_id}/healings",
+        "POST /jobs/{job_id}/evaluations",
         "POST /profiles",
         "POST /estimates",
         "POST /profiles/{profile_id}/allocations",

@@ -191,17 +191,41 @@ def test_another_ratio_can_be_chosen_from_a_profile(browser, service):
         expect(page.get_by_role("row", name="energy")).to_contain_text("Wh")
 
 
+def test_both_models_answer_a_prompt_on_the_page_of_a_job(browser, service):
+    jobs = service.client.get("/jobs?status=succeeded").json()["data"]
+    done = next(job["id"] for job in jobs if job["kind"] == "compression")
+    with open_page(browser, service) as page:
+        page.goto(f"/ui/jobs/{done}")
+        page.get_by_label("Prompts for both models").fill("hello\nOnce upon a time")
+        page.get_by_label("Tokens per answer").fill("8")
+        page.get_by_role("button", name="Ask both models").click()
+        expect(page.locator(".answer")).to_have_count(2, timeout=PATIENCE)
+        # The page has reloaded itself, and says so.
+        expect(page.locator(".toast")).to_contain_text("is done")
+        page.get_by_role("link", name="an earlier job").click()
+        expect(page.locator(".answer .prompt").last).to_contain_text("Once upon a time")
+        page.get_by_role("link", name="local/tiny", exact=True).click()
+        points = page.locator("figure[data-figure='quality-over-size'] a")
+        expect(points.first).to_be_visible()
+        page.goto(points.first.get_attribute("href") or points.first.evaluate("link => link.href.baseVal"))
+        expect(page.get_by_role("heading", name="Before and after")).to_be_visible()
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
     jobs = service.client.get("/jobs").json()["data"]
-    done = [job["id"] for job in jobs if job["status"] == "succeeded"]
+    done = [job["id"] for job in jobs if job["status"] == "succeeded" and job["kind"] == "compression"]
+    asked = next(job for job in jobs if job["kind"] == "evaluation")
     screens = {
         "jobs": "/",
         "new-job-with-profile": "/ui/new?model_id=local/tiny&samples=4&sequence_length=32&seed=0&ratio=0.4",
         "job": f"/ui/jobs/{done[0]}",
         "profiles": "/ui/profiles",
-        "profile": f"/ui/profiles/{jobs[0]['profile_id']}",
+        "evaluation": f"/ui/jobs/{asked['id']}",
+        "before-and-after": f"/ui/jobs/{asked['source_job_id']}",
+        "model": "/ui/model?id=local/tiny",
+        "profile": f"/ui/profiles/{next(job['profile_id'] for job in jobs if job['profile_id'])}",
         "compare": "/ui/compare?" + "&".join(f"job={job_id}" for job_id in done),
         "sign-in": "/ui/sign-in",
         "not-found": "/ui/jobs/job_" + "0" * 26,
@@ -317,7 +341,7 @@ def test_a_result_is_healed_from_its_page(browser, service):
         finish(page)
         expect(page.locator(curve).first).to_be_visible()
         expect(page.locator(".headline", has_text="Quality")).to_contain_text("→")
-        assert service.client.get(f"/jobs/{page.url.rsplit('/', 1)[-1]}").json()["heals"] == done[-1]
+        assert service.client.get(f"/jobs/{page.url.rsplit('/', 1)[-1]}").json()["source_job_id"] == done[-1]
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 900})
             look_at(page, "healed")

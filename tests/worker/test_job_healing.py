@@ -7,7 +7,7 @@ import pytest
 
 from app.shared.errors import ArtifactExpiredError, ConflictError, JobNotFoundError
 from app.shared.models import Artifact
-from app.shared.repositories import healings, jobs, outputs, sweeps
+from app.shared.repositories import jobs, outputs, sources, sweeps
 from app.shared.requests import HealingRequest, JobRequest
 from rocket_core.pipeline.state import healing_state
 from rocket_core.report.schema import CompressionReport
@@ -158,13 +158,13 @@ def test_what_a_job_heals_is_kept_until_it_has_ended(finished, heal, attempt, da
             artifact.expires_at = artifact.created_at
     with database.transaction() as session:
         assert sweeps.expire_artifacts(session) == []
-        with pytest.raises(ConflictError, match="heals the result"):
+        with pytest.raises(ConflictError, match="works on the result"):
             jobs.delete_job(session, finished)
     cancel(healed)
     with database.transaction() as session:
         assert sweeps.expire_artifacts(session)
         with pytest.raises(ArtifactExpiredError, match="compress again"):
-            healings.find_healed(session, "local", finished)
+            sources.find_source(session, "local", finished, "factored")
         jobs.delete_job(session, finished)
 
 

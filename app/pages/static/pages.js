@@ -58,4 +58,43 @@
   document.addEventListener("htmx:afterSettle", sortRows);
 
   document.addEventListener("DOMContentLoaded", () => document.getElementById("problems")?.focus());
+
+  // Jobs that end while a page of theirs is open, also if it reloads itself: a note on the page, and one of the browser
+  // if the user has asked for it.
+  const ENDED = { succeeded: "is done", failed: "has failed", cancelled: "was cancelled" };
+  const mayNotify = () => "Notification" in window && Notification.permission === "granted";
+
+  const announce = (job, name, status) => {
+    const link = document.createElement("a");
+    link.href = `/ui/jobs/${job}`;
+    link.textContent = `${name} ${ENDED[status]}`;
+    const toast = document.createElement("p");
+    toast.className = `toast ${status}`;
+    toast.append(link);
+    document.querySelector(".toasts").append(toast);
+    setTimeout(() => toast.remove(), 15000);
+    if (!mayNotify()) return;
+    const note = new Notification("Rocket", { body: link.textContent, tag: job });
+    note.onclick = () => (window.focus(), location.assign(link.href));
+  };
+
+  const watchJobs = () => {
+    for (const { dataset } of document.querySelectorAll("[data-job]")) {
+      const key = `status-${dataset.job}`;
+      const before = sessionStorage.getItem(key);
+      if (dataset.status in ENDED) sessionStorage.removeItem(key);
+      else sessionStorage.setItem(key, dataset.status);
+      if (before && dataset.status in ENDED) announce(dataset.job, dataset.name, dataset.status);
+    }
+    const canAsk = "Notification" in window && Notification.permission === "default";
+    for (const button of document.querySelectorAll("[data-notify]")) button.hidden = !canAsk;
+  };
+
+  document.addEventListener("click", async (event) => {
+    if (!event.target.closest("[data-notify]")) return;
+    await Notification.requestPermission();
+    watchJobs();
+  });
+  document.addEventListener("DOMContentLoaded", watchJobs);
+  document.addEventListener("htmx:afterSettle", watchJobs);
 })();

@@ -25,8 +25,8 @@ from app.shared.models import (
 )
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
-from app.shared.repositories.healings import find_healed, is_being_healed
 from app.shared.repositories.identifiers import new_id
+from app.shared.repositories.sources import find_source, is_in_use
 from app.shared.repositories.uploads import check_upload
 from app.shared.requests import UPLOAD, JobRequest, Queue
 
@@ -117,7 +117,7 @@ def create_job(
 
     Raises:
         IdempotencyKeyReusedError: the key belongs to another request.
-        ArtifactExpiredError: the result that is to be healed has been deleted.
+        ArtifactExpiredError: it works on the artifact of an earlier job, which has been deleted.
     """
     at = now(session)
     job_id = new_id("job", at)
@@ -128,8 +128,8 @@ def create_job(
         earlier = find_replayed(session, request, owner=owner, key=idempotency.key)
         if earlier is not None:
             return Submission(job=earlier, created=False)
-    if request.heals is not None:
-        find_healed(session, owner, request.heals, lock=True)
+    if request.source_job_id is not None:
+        find_source(session, owner, request.source_job_id, request.source_export, lock=True)
     job = Job(
         id=job_id,
         owner=owner,
@@ -142,6 +142,7 @@ def create_job(
         hub_token=hub_token,
         request_id=current_request_id(),
         queue=request.queue or default_queue,
+        source_job_id=request.source_job_id,
     )
     session.add(job)
     session.flush()
@@ -225,6 +226,12 @@ def count_active_jobs(session: Session, owner: str = LOCAL_OWNER) -> int:
     return session.execute(statement).scalar_one()
 
 
+def count_jobs_before(session: Session, job: Job) -> int:
+    """Return how many queued jobs of all tenants a worker takes before this one, which is queued."""
+    before = (Job.status == Status.QUEUED, Job.queue == job.queue, Job.id < job.id)
+    return session.execute(select(func.count()).select_from(Job).where(*before)).scalar_one()
+
+
 def cancel_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Job:
     """Cancel a queued job at once, or ask the worker of a running one to stop; idempotent.
 
@@ -288,13 +295,13 @@ def delete_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Remov
 
     Raises:
         JobNotFoundError: the job does not exist, or belongs to another tenant.
-        ConflictError: it has not ended, or an unfinished job heals its result.
+        ConflictError: it has not ended, or an unfinished job works on its result.
     """
     job = _locked(session, job_id, owner)
     if not Status(job.status).is_terminal:
         raise ConflictError(f"the job is {job.status}; cancel it before you delete it")
-    if session.execute(select(is_being_healed(job_id))).scalar_one():
-        raise ConflictError("an unfinished job heals the result of this one; cancel that, or wait until it finishes")
+    if session.execute(select(is_in_use(job_id))).scalar_one():
+        raise ConflictError("an unfinished job works on the result of this one; cancel that, or wait until it finishes")
     return _delete(session, job)
 
 
@@ -306,7 +313,7 @@ def delete_ended(session: Session, *, retention: timedelta, limit: int = 100) ->
     """
     statement = (
         select(Job)
-        .where(Job.finished_at <= now(session) - retention, ~is_being_healed(Job.id))
+        .where(Job.finished_at <= now(session) - retention, ~is_in_use(Job.id))
         .order_by(Job.finished_at)
         .limit(limit)
         .with_for_update(skip_locked=True)

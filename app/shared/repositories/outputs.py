@@ -1,10 +1,11 @@
 """Results of a job: written by its worker under a lease, and read by the API."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from pydantic import JsonValue
-from sqlalchemy import CursorResult, delete, insert, select
+from sqlalchemy import CursorResult, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from app.shared.database import now
@@ -20,6 +21,15 @@ from rocket_core.report.schema import CompressionReport, StageReport, energy_tex
 
 HEALING_EVENT = "healing"
 """Type of the event for a point of the loss curve of healing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerShape:
+    """Name and shape of a profiled layer."""
+
+    name: str
+    d_in: int
+    d_out: int
 
 
 def report_progress(
@@ -214,8 +224,8 @@ def save_costs(session: Session, lease: Lease, stages: Sequence[StageReport]) ->
     append_event(session, job.id, NewEvent(type="costs", message=took, data=data), now(session))
 
 
-def succeed_profile(session: Session, lease: Lease) -> Status:
-    """End a job that only profiles layers, once its profile is saved.
+def succeed_without_files(session: Session, lease: Lease) -> Status:
+    """End a job that publishes no files, once its profile or its evaluation is saved.
 
     Returns:
         `succeeded`, or `cancelled` if that was requested.
@@ -234,6 +244,22 @@ def list_layer_profiles(session: Session, job_id: str) -> list[LayerProfile]:
         LayerProfile.model_validate({name: getattr(row, name) for name in LayerProfile.model_fields})
         for row in session.scalars(statement)
     ]
+
+
+def count_layers(session: Session, job_id: str) -> tuple[int, int]:
+    """Return how many layers are profiled, and how many of them have a candidate chosen."""
+    profiled, chosen = (
+        session.execute(select(func.count()).select_from(rows).where(rows.job_id == job_id)).scalar_one()
+        for rows in (LayerProfileRow, AllocationRow)
+    )
+    return profiled, chosen
+
+
+def list_layer_shapes(session: Session, job_id: str) -> list[LayerShape]:
+    """Return name and shape of the layers profiled so far, in the order of the model, without their candidates."""
+    columns = (LayerProfileRow.name, LayerProfileRow.d_in, LayerProfileRow.d_out)
+    statement = select(*columns).where(LayerProfileRow.job_id == job_id).order_by(LayerProfileRow.position)
+    return [LayerShape(name=name, d_in=d_in, d_out=d_out) for name, d_in, d_out in session.execute(statement)]
 
 
 def list_allocation(session: Session, job_id: str) -> list[tuple[str, Candidate]]:

@@ -16,9 +16,9 @@ from app.shared.lifecycle import Status
 from app.shared.models import Artifact, IdempotencyKey, Identity, Job, OutboxRow, Upload
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories.events import append_event
-from app.shared.repositories.healings import is_being_healed
 from app.shared.repositories.jobs import enqueue_notification
 from app.shared.repositories.leases import end_job, give_up
+from app.shared.repositories.sources import is_in_use
 from app.shared.requests import QUEUES, Queue
 
 LEASE_LOST = "lease_lost"
@@ -142,7 +142,7 @@ def requeue_job(session: Session, job_id: str) -> Job:
 
 
 def expire_artifacts(session: Session) -> list[str]:
-    """Delete the storage keys of expired artifacts, unless an unfinished job heals them.
+    """Delete the storage keys of expired artifacts, unless an unfinished job works on them.
 
     Returns:
         The storage keys to remove once the transaction is committed.
@@ -152,7 +152,7 @@ def expire_artifacts(session: Session) -> list[str]:
         .where(
             Artifact.expires_at <= now(session),
             Artifact.storage_key.is_not(None),
-            ~is_being_healed(Artifact.job_id),
+            ~is_in_use(Artifact.job_id),
         )
         .limit(_BATCH)
         .with_for_update(skip_locked=True)

@@ -8,21 +8,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from rocket_core.calibration.datasets import documents, file_documents, held_out_text, token_windows
 from rocket_core.calibration.inputs import DecoderText, EncoderText
-from rocket_core.config import BUILTIN_DATASET, CompressionConfig, EvaluationConfig
+from rocket_core.config import BUILTIN_DATASET, EvaluationConfig
 from rocket_core.engines import ExportKind
 from rocket_core.errors import EmptyCalibrationError
 from rocket_core.evaluation import (
     EvaluationText,
     Measurement,
     ModelFolder,
+    Prompt,
     Task,
     check_package,
     compare_models,
     load_tasks,
     open_gguf,
     open_model,
+    read_prompts,
     read_text,
 )
 from rocket_core.inspection.dataset_names import local_path_of
@@ -46,12 +50,25 @@ class EvaluationPlan:
         dense: the original model.
         text: text that both models read.
         tasks: tasks that both models are tested on.
+        prompts: prompts that both models answer.
     """
 
     settings: EvaluationConfig
     dense: ModelFolder
     text: EvaluationText
     tasks: tuple[Task, ...]
+    prompts: tuple[Prompt, ...] = ()
+
+    def measurement(self, device: torch.device) -> Measurement:
+        """Return the settings of the measurement on a device."""
+        return Measurement(
+            text=self.text,
+            tasks=self.tasks,
+            task_items=self.settings.task_items,
+            prompts=self.prompts,
+            answer_tokens=self.settings.answer_tokens,
+            device=device,
+        )
 
 
 def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | None:
@@ -75,8 +92,9 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
     # Factored folders cannot be loaded without it.
     import rocket_core.hf  # noqa: F401
 
-    check_package(_evaluated(run.config))
+    check_package(run.config.evaluated_export)
     dense = open_model(run.source.folder)
+    prompts = read_prompts(dense, settings.prompts, settings.answer_tokens)
     try:
         text = read_text(
             dense,
@@ -87,7 +105,8 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
         )
     except EmptyCalibrationError as error:
         raise EmptyCalibrationError(f"nothing is left to evaluate on: {error}; see evaluate.dataset") from error
-    return EvaluationPlan(settings=settings, dense=dense, text=text, tasks=load_tasks(settings.tasks))
+    tasks = load_tasks(settings.tasks)
+    return EvaluationPlan(settings=settings, dense=dense, text=text, tasks=tasks, prompts=prompts)
 
 
 def evaluate_export(
@@ -110,16 +129,35 @@ def evaluate_export(
     known = work.evaluation(record)
     if known is not None:
         return known
-    kind = _evaluated(run.config)
+    report = measure_artifact(run, plan, folders[run.config.evaluated_export], work.new_scratch(), monitor)
+    work.save_evaluation(record, report)
+    return report
+
+
+def measure_artifact(run: Run, plan: EvaluationPlan, folder: Path, scratch: Path, monitor: Monitor) -> EvaluationReport:
+    """Compare an artifact with the original.
+
+    Args:
+        run: the run.
+        plan: the planned evaluation.
+        folder: the artifact.
+        scratch: an empty folder for the dense model's logits.
+        monitor: notified of every batch.
+
+    Raises:
+        CompressionCancelledError: the caller has cancelled the run.
+        RocketError: see `compare_models`.
+    """
+    kind = run.config.evaluated_export
     compared = compare_models(
         plan.dense,
-        open_gguf(folders[kind], plan.dense) if kind == "gguf" else open_model(folders[kind]),
-        Measurement(text=plan.text, tasks=plan.tasks, task_items=plan.settings.task_items, device=run.device),
-        scratch=work.new_scratch(),
+        open_gguf(folder, plan.dense) if kind == "gguf" else open_model(folder),
+        plan.measurement(run.device),
+        scratch=scratch,
         on_step=lambda share, _what: monitor.step(share),
     )
     path = local_path_of(plan.settings.dataset)
-    report = EvaluationReport(
+    return EvaluationReport(
         export=kind,
         dataset=plan.settings.dataset if path is None else path.name,
         windows=plan.text.count,
@@ -130,13 +168,8 @@ def evaluate_export(
         before=compared.before,
         after=compared.after,
         difference=compared.difference,
+        answers=compared.answers,
     )
-    work.save_evaluation(record, report)
-    return report
-
-
-def _evaluated(config: CompressionConfig) -> ExportKind:
-    return next((kind for kind in config.reader.exports if kind in config.export), config.export[0])
 
 
 def _documents(run: Run, settings: EvaluationConfig, token: str | None) -> Iterator[str]:

@@ -2,14 +2,26 @@
 (() => {
   "use strict";
 
-  const KINDS = ["dense", "low_rank", "factored", "sparse", "quantized", "entropy_coded"];
+  const KINDS = ["dense", "low_rank", "factored", "sparse", "quantized", "entropy_coded", "profiled"];
   // By kind: colours of Okabe and Ito, which colour-blind people can tell apart, text that is legible on them, a letter.
-  const KIND_COLOURS = ["#999999", "#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#0072b2"];
-  const KIND_INKS = ["#000", "#000", "#000", "#000", "#000", "#fff"];
-  const KIND_LETTERS = ["D", "L", "F", "S", "Q", "E"];
-  const percent = (value) => `${(100 * value).toFixed(1)} %`;
+  const KIND_COLOURS = ["#999999", "#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#0072b2", "#d5dbe1"];
+  const KIND_INKS = ["#000", "#000", "#000", "#000", "#000", "#fff", "#000"];
+  const KIND_LETTERS = ["D", "L", "F", "S", "Q", "E", "·"];
+  const percent = (value) => value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`;
   const megabytes = (value) => `${(value / 1e6).toPrecision(3)} MB`;
   const short = (value) => (value === null || value === undefined ? "–" : Number(value).toPrecision(3));
+
+  // Of the ticks of a logarithmic axis only those of 1, 2 and 5 have room for a number.
+  const logarithmic = (value) =>
+    !/^[125](\.0|e)/.test(value.toExponential()) ? "" : value < 1e-3 || value > 1e3 ? value.toExponential(0) : String(Number(value.toPrecision(1)));
+
+  // Black or white, whichever is easier to read on a colour: by the contrast of WCAG.
+  function inkOn(colour) {
+    const { r, g, b } = d3.rgb(colour);
+    const [red, green, blue] = [r, g, b].map((part) => (part / 255 <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+    const luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    return (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) ? "#000" : "#fff";
+  }
 
   const common = (data, width) => ({
     width,
@@ -66,7 +78,7 @@
     return {
       value,
       text: (row) => (value(row) === null || value(row) === undefined ? "–" : texts[column.kind](value(row))),
-      ink: (row) => (value(row) === null || value(row) === undefined ? "currentColor" : value(row) > 0.55 * most ? "#000" : "#fff"),
+      ink: (row) => (value(row) === null || value(row) === undefined ? "currentColor" : inkOn(d3.interpolateViridis(value(row) / most))),
       color: {
         type: "linear",
         domain: [0, most],
@@ -79,11 +91,14 @@
     };
   }
 
-  function allocationMap(data, width) {
+  function allocationMap(data, space) {
     const rows = data.rows;
     const blocks = [...new Set(rows.map((row) => row.block))];
     const projections = [...new Set(rows.map((row) => row.projection))];
     const marginLeft = 24 + 7.2 * longest(projections);
+    // While a job runs, blocks are added at the right.
+    const isGrowing = rows.some((row) => row.kind === "profiled");
+    const width = isGrowing ? Math.min(space, marginLeft + 20 + 72 * blocks.length) : space;
     const cell = (width - marginLeft - 20) / blocks.length;
     const labelled = cell >= 40;
     const measure = measureOf(data, measureFor(data));
@@ -95,7 +110,7 @@
       height: 52 + 30 * projections.length,
       x: { domain: blocks, axis: "top", label: "block →", ticks: blocks.filter((_, at) => cell > 22 || at % 4 === 0), tickSize: 0, labelOffset: 42 },
       y: { domain: projections, label: null, tickSize: 0 },
-      color: { ...measure.color, legend: true, marginLeft: 6, marginRight: 10, label: measure.label },
+      color: { ...measure.color, legend: true, marginLeft: 16, marginRight: 20, label: measure.label },
       marks: [
         Plot.cell(rows, {
           x: "block",
@@ -118,15 +133,18 @@
           x: "block",
           y: "projection",
           title: (row) =>
-            [
-              row.layer,
-              `${row.kind}, ${percent(row.kept_fraction)} kept`,
-              `${short(row.bits_per_weight)} bits per weight, ${d3.format(",")(row.stored_bytes)} bytes`,
-              `rank ${row.rank ?? "–"}`,
-              `zeros ${row.sparsity === null ? "–" : percent(row.sparsity)}`,
-              `error ${short(row.error)}`,
-              ...(row.loss === null ? [] : [`predicted increase of the loss ${short(row.loss)}`]),
-            ].join("\n"),
+            (row.kept_fraction === null
+              ? [row.layer, "profiled; nothing is chosen for it yet"]
+              : [
+                  row.layer,
+                  `${row.kind}, ${percent(row.kept_fraction)} kept`,
+                  `${short(row.bits_per_weight)} bits per weight, ${d3.format(",")(row.stored_bytes)} bytes`,
+                  `rank ${row.rank ?? "–"}`,
+                  `zeros ${percent(row.sparsity)}`,
+                  `error ${short(row.error)}`,
+                  ...(row.loss === null ? [] : [`predicted increase of the loss ${short(row.loss)}`]),
+                ]
+            ).join("\n"),
         })),
       ],
     });
@@ -144,7 +162,7 @@
     return Plot.plot({
       ...common(data, width),
       marginLeft: 54,
-      marginBottom: 46,
+      marginBottom: 52,
       grid: true,
       x: { label: "kept fraction of the layer's parameters →", percent: false, domain: [0, 1], tickFormat: "%" },
       y: { label: "↑ relative error of the layer's output", zero: true, nice: true },
@@ -167,7 +185,7 @@
     return Plot.plot({
       ...common(data, width),
       marginLeft: 54,
-      marginBottom: 46,
+      marginBottom: 52,
       grid: true,
       x: { label: "predicted error →", domain: [0, most] },
       y: { label: "↑ achieved error", domain: [0, most] },
@@ -193,7 +211,7 @@
       ...common(data, width),
       marginLeft: 16 + 7.2 * longest(data.rows.map((row) => row.stage)),
       marginRight: 12 + 7.2 * longest(data.rows.map(label)),
-      marginBottom: 46,
+      marginBottom: 52,
       height: 66 + 28 * data.rows.length,
       x: { label: "seconds →", grid: true },
       y: { label: null, domain: data.rows.map((row) => row.stage), tickSize: 0 },
@@ -206,10 +224,11 @@
   }
 
   function sizeFrontier(data, width) {
-    const rows = data.rows;
+    // The model without a loss has no place on a logarithmic scale.
+    const rows = data.rows.filter((row) => row.error > 0);
     const marked = data.options.marked_bytes;
     const error = data.options.marked_error;
-    const nearest = marked === null || marked === undefined
+    const nearest = marked === null || marked === undefined || rows.length === 0 || error === 0
       ? []
       : error !== null && error !== undefined
       ? [{ model_bytes: marked, error }]
@@ -218,13 +237,12 @@
       ...common(data, width),
       marginLeft: 60,
       marginRight: 30,
-      marginBottom: 46,
+      marginBottom: 52,
       height: 300,
       grid: true,
       x: { label: "size of all weights →", tickFormat: megabytes, ticks: Math.max(2, Math.floor(width / 110)) },
-      y: { label: "↑ predicted error", zero: true },
+      y: { label: "↑ predicted error", type: "log", tickFormat: logarithmic },
       marks: [
-        Plot.areaY(rows, { x: "model_bytes", y: "error", fill: "#4f8fd6", fillOpacity: 0.12 }),
         Plot.line(rows, { x: "model_bytes", y: "error", stroke: "#4f8fd6", strokeWidth: 2 }),
         Plot.ruleX(nearest, { x: "model_bytes", stroke: "currentColor", strokeDasharray: "4 4" }),
         Plot.dot(nearest, { x: "model_bytes", y: "error", fill: "#d1752c", r: 6 }),
@@ -296,6 +314,40 @@
     });
   }
 
+  // A scale of powers of ten shows models that lose little next to those that lose much.
+  function qualityOverSize(data, width) {
+    const name = measureFor(data);
+    const rows = data.rows.filter((row) => row[name] > 0);
+    const texts = [...new Set(data.rows.map((row) => row.text))];
+    const title = data.columns.find((column) => column.name === name).title;
+    return Plot.plot({
+      ...common(data, width),
+      marginLeft: 64,
+      marginRight: 30,
+      marginBottom: 52,
+      height: 340,
+      grid: true,
+      x: { label: "size of all weights →", tickFormat: megabytes, ticks: Math.max(2, Math.floor(width / 110)), nice: true, inset: 12 },
+      y: { label: `↑ ${title}`, type: "log", tickFormat: logarithmic, inset: 12 },
+      color: { domain: texts, scheme: "Observable10" },
+      symbol: { domain: texts, legend: true },
+      marks: [
+        Plot.dot(rows, {
+          x: "model_bytes",
+          y: name,
+          stroke: "text",
+          fill: (row) => (row.is_marked ? row.text : "none"),
+          symbol: "text",
+          r: 6,
+          strokeWidth: 2,
+          href: "address",
+          title: (row) => `${row.name}\n${title}: ${short(row[name])}\n${row.text}`,
+          tip: { format: { x: false, y: false, stroke: false, symbol: false, fill: false, href: false } },
+        }),
+      ],
+    });
+  }
+
   const DRAWN = {
     "allocation-map": allocationMap,
     "errors-by-size": errorsBySize,
@@ -304,6 +356,7 @@
     "size-frontier": sizeFrontier,
     "loss-curve": lossCurve,
     "allocation-difference": allocationDifference,
+    "quality-over-size": qualityOverSize,
   };
 
   // The measures that somebody chose, by figure, also for those that replace the ones on the page.
@@ -319,7 +372,7 @@
     if (!data.measures || data.measures.length < 2) return;
     const label = document.createElement("label");
     label.className = "measure";
-    label.append("Coloured by ");
+    label.append(data.name === "allocation-map" ? "Coloured by " : "Shows ");
     const select = document.createElement("select");
     for (const name of data.measures) {
       const title = data.columns.find((column) => column.name === name).title;
@@ -346,12 +399,16 @@
     if (data.rows.length === 0 || place.clientWidth === 0) return;
     const chart = DRAWN[data.name](data, Math.max(280, place.clientWidth));
     for (const svg of chart.matches("svg") ? [chart] : chart.querySelectorAll("svg")) {
-      if (svg.hasAttribute("aria-label")) svg.setAttribute("role", "img");
+      // An image has no links.
+      if (svg.hasAttribute("aria-label")) svg.setAttribute("role", svg.querySelector("a") ? "group" : "img");
       else svg.setAttribute("aria-hidden", "true");
       // An image has no parts; what Plot says of its own groups is not allowed on them.
       for (const part of svg.querySelectorAll("[aria-label], [aria-description]")) {
         part.removeAttribute("aria-label");
         part.removeAttribute("aria-description");
+      }
+      for (const link of svg.querySelectorAll("a")) {
+        link.setAttribute("aria-label", data.rows.find((row) => row.address === link.href.baseVal).name);
       }
     }
     place.replaceChildren(chart);

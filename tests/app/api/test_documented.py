@@ -97,6 +97,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
     unknown_upload = {"calibration": {"dataset": NO_UPLOAD}}
     profile, allocations = "/profiles/{profile_id}", "/profiles/{profile_id}/allocations"
     healings = "/jobs/{job_id}/healings"
+    evaluations = "/jobs/{job_id}/evaluations"
     job, file = "/jobs/{job_id}", "/jobs/{job_id}/artifacts/{name}"
 
     def replay(path, body, key):
@@ -143,6 +144,10 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(Database, "transaction", full)
             return ask()
+
+    def evaluated_without_room():
+        path = f"{jobs.succeeded}/evaluations"
+        return without_room(lambda: client.post(path, json={}))
 
     def known():
         path = jobs.queued
@@ -229,6 +234,24 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", "/profiles", 200): lambda: client.get("/profiles"),
         ("get", "/profiles", 422): lambda: client.get("/profiles?after=x"),
         ("post", "/profiles", 202): lambda: client.post("/profiles", json=without_target),
+        ("post", evaluations, 202): lambda: client.post(f"{jobs.succeeded}/evaluations", json={}),
+        ("post", evaluations, 200): lambda: replay(f"{jobs.succeeded}/evaluations", {}, "e"),
+        ("post", evaluations, 400): lambda: client.post(
+            f"{jobs.succeeded}/evaluations", content=b"{", headers=json_type
+        ),
+        ("post", evaluations, 404): lambda: client.post(f"{UNKNOWN}/evaluations", json={}),
+        ("post", evaluations, 409): lambda: client.post(f"{jobs.failed}/evaluations", json={}),
+        ("post", evaluations, 410): lambda: client.post(f"{jobs.expired}/evaluations", json={}),
+        ("post", evaluations, 413): lambda: client.post(
+            f"{jobs.succeeded}/evaluations", content=b" " * 5000, headers=json_type
+        ),
+        ("post", evaluations, 415): lambda: client.post(
+            f"{jobs.succeeded}/evaluations", content=b"{}", headers=text_type
+        ),
+        ("post", evaluations, 422): lambda: client.post(f"{jobs.succeeded}/evaluations", json={"prompts": [""]}),
+        ("post", evaluations, 507): evaluated_without_room,
+        ("get", evaluations, 200): lambda: client.get(f"{jobs.succeeded}/evaluations"),
+        ("get", evaluations, 404): lambda: client.get(f"{UNKNOWN}/evaluations"),
         ("post", "/profiles", 200): lambda: replay("/profiles", without_target, "p"),
         ("post", "/profiles", 400): lambda: client.post("/profiles", content=b"{", headers=json_type),
         ("post", "/profiles", 404): lambda: client.post("/profiles", json=without_target | unknown_upload),

@@ -76,7 +76,9 @@ def filled(path, job_id, profile_id):
 
 def body_of(path):
     """Return the body for an endpoint that checks it before it looks for the object."""
-    return {"json": {"ratio": 0.1}} if path.endswith("/allocations") else {}
+    bodies = {"allocations": {"ratio": 0.1}, "evaluations": {}}
+    part = path.rpartition("/")[2]
+    return {"json": bodies[part]} if part in bodies else {}
 
 
 def test_no_endpoint_shows_or_changes_data_of_other_tenants(app, client, jobs_of_alice, profile_of_alice, alice, bob):

@@ -57,7 +57,7 @@ def test_a_result_is_healed_from_its_page(page, client, worker, submitted):
     answer = page("POST", f"/ui/jobs/{submitted}/heal", data={"tokens": "1.5M", "form": "f"})
     assert answer.status_code == 303
     job = client.get(answer.headers["Location"].removeprefix("/ui")).json()
-    assert (job["heals"], job["options"]["heal_tokens"]) == (submitted, 1_500_000)
+    assert (job["source_job_id"], job["options"]["heal_tokens"]) == (submitted, 1_500_000)
     text = page("GET", answer.headers["Location"]).text
     assert "healed" in text
     assert "factorizing" not in text

@@ -10,9 +10,10 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from app.shared.outcomes import JobError, NewEvent
-from app.shared.repositories import outputs
+from app.shared.repositories import evaluations, outputs
 from rocket_core.report.schema import CompressionReport
 from tests.app.api.conftest import BODY
+from tests.app.api.routes.test_evaluations import REPORT as EVALUATION
 from tests.job_events import add_event
 from tests.reference.reports import report_of_layers
 from tests.reference.speed import model_speed, speed_report
@@ -53,10 +54,10 @@ def test_a_running_job_shows_its_progress(page, worker, submitted):
     text = page("GET", f"/ui/jobs/{submitted}").text
     assert 'value="0.25"' in text
     assert re.search(r'<li class="current" aria-current="step"><span class="name">profiling', text)
-    assert re.search(r'<li class="pending"><span class="name">exporting', text)
+    assert re.search(r'<li class="pending"><span class="name">writing the files', text)
     live = page("GET", f"/ui/jobs/{submitted}/live?shown=running", headers={"HX-Request": "true"})
     assert "HX-Refresh" not in live.headers
-    worker.do(outputs.succeed_profile, lease)
+    worker.do(outputs.succeed_without_files, lease)
     live = page("GET", f"/ui/jobs/{submitted}/live?shown=running", headers={"HX-Request": "true"})
     assert live.headers["HX-Refresh"] == "true"
 
@@ -70,8 +71,36 @@ def test_stages_are_shown_for_any_number_of_layers(page, worker, submitted, cont
     worker.do(outputs.report_progress, lease, stage="factorizing", progress=0.8)
     worker.do(outputs.report_progress, lease, stage="exporting", progress=0.9)
     text = page("GET", f"/ui/jobs/{submitted}/live").text
-    assert re.search(r'<li class="done"><span class="name">factorizing', text)
-    assert re.search(r'aria-current="step"><span class="name">exporting', text)
+    assert re.search(r'<li class="done"><span class="name">compressing the layers', text)
+    assert re.search(r'aria-current="step"><span class="name">writing the files', text)
+
+
+def test_a_waiting_job_says_how_many_are_before_it(page, client, worker, submitted):
+    first, second = (client.post("/jobs", json=BODY).json()["id"] for _ in range(2))
+    assert "2 jobs before yours" in page("GET", f"/ui/jobs/{second}").text
+    assert "1 job before yours" in page("GET", f"/ui/jobs/{first}/live").text
+    worker.claim(submitted)
+    assert "1 job before yours" in page("GET", f"/ui/jobs/{second}/live").text
+    assert "before yours" not in page("GET", f"/ui/jobs/{first}/live").text
+    assert "before yours" not in page("GET", f"/ui/jobs/{submitted}/live").text
+
+
+def test_the_map_fills_as_layers_are_profiled_and_chosen(page, worker, submitted):
+    address = f"/ui/jobs/{submitted}/map"
+    assert f'hx-get="{address}"' in page("GET", f"/ui/jobs/{submitted}").text
+    assert "<figure" not in page("GET", address).text
+    lease = worker.claim(submitted)
+    worker.profile_layers(lease)
+    profiled = page("GET", address).text
+    assert f'hx-get="{address}?shown=2-0"' in profiled
+    assert re.findall(r"<td>(?:profiled|factored)</td>", profiled) == ["<td>profiled</td>"] * 2
+    assert page("GET", f"{address}?shown=2-0").status_code == 204
+    worker.do(outputs.save_allocation, lease, [("b", worker.factored)])
+    chosen = page("GET", f"{address}?shown=2-0").text
+    assert f'hx-get="{address}?shown=2-1"' in chosen
+    assert re.findall(r"<td>(?:profiled|factored)</td>", chosen) == ["<td>factored</td>", "<td>profiled</td>"]
+    worker.do(outputs.succeed_without_files, lease)
+    assert "hx-get" not in page("GET", f"{address}?shown=2-1").text
 
 
 def test_the_log_resumes_where_it_stopped(page, worker, submitted):
@@ -225,3 +254,35 @@ def test_jobs_can_be_compared(page, client, worker, finished):
     assert len(rows) == 2 * len(report_of_layers().layers)
     assert page("GET", "/ui/compare?job=x").status_code == 404
     assert page("GET", "/ui/compare?" + "job=x&" * 7).status_code == 422
+
+
+def test_prompts_are_answered_by_both_models_later(page, client, worker, finished):
+    address = f"/ui/jobs/{finished}"
+    assert f'action="{address}/evaluations"' in page("GET", address).text
+    asked = {"prompts": "Hi\n\n  there\n", "answer_tokens": "3", "dataset": "builtin"}
+    answer = page("POST", f"{address}/evaluations", data=asked)
+    assert answer.status_code == 303
+    evaluating = answer.headers["Location"]
+    job = client.get(evaluating.removeprefix("/ui")).json()
+    assert (job["evaluate"]["prompts"], job["evaluate"]["answer_tokens"]) == (["Hi", "there"], 3)
+    assert "queued" in page("GET", address).text.split("before-and-after")[1].split("<form")[0]
+
+    lease = worker.claim(job["id"])
+    worker.do(evaluations.save_evaluation, lease, EVALUATION)
+    worker.do(outputs.succeed_without_files, lease)
+    for place in (address, evaluating):
+        text = page("GET", place).text
+        assert '<mark class="parting" title="probability 0.500 → 0.400, KL divergence 0.2000 nats"> you</mark>' in text
+        assert '<mark class="parting"> me</mark>' in text
+        assert "perplexity" in text
+    assert f'href="{address}"' in page("GET", evaluating).text
+    assert re.search(r'<li class="done"><span class="name">', page("GET", evaluating).text) is None
+    row = page("GET", "/ui/jobs").text.split(f'id="row-{job["id"]}"')[1].split("</tr>")[0]
+    assert "evaluation" in row
+    assert f'href="{address}"' in row
+
+
+def test_a_form_for_prompts_says_what_is_wrong(page, finished):
+    answer = page("POST", f"/ui/jobs/{finished}/evaluations", data={"prompts": "x\n" * 17})
+    assert answer.status_code == 422
+    assert "at most 16 items" in answer.text

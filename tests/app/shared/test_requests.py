@@ -4,8 +4,10 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from app.shared.requests import EvaluationRequest, JobOptions, JobRequest
+from app.shared.requests import CompressionRequest, EvaluationRequest, JobOptions, JobRequest
 from rocket_core.config import CompressionConfig, EvaluationConfig
+
+SOURCE = "job_" + "0" * 26
 
 
 def test_only_model_and_ratio_are_required():
@@ -126,7 +128,8 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
         "target_bytes": True,
         "bits": True,
         "benchmark": True,
-        "heals": True,
+        "source_job_id": True,
+        "on_source": True,
         "options": {
             "calibrate_all_experts",
             "code_bits",
@@ -143,6 +146,31 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
     assert plain.fingerprint() == hashlib.sha256(stored.encode()).hexdigest()
     assert evaluated.fingerprint() != plain.fingerprint()
     assert evaluated.fingerprint() == JobRequest(model_id="local/x", ratio=0.3, evaluate={"samples": 64}).fingerprint()
+
+
+def test_a_fingerprint_includes_prompts_only_if_given():
+    plain, prompted, later = (
+        JobRequest(model_id="local/x", ratio=0.3, **given)
+        for given in (
+            {"evaluate": {"answer_tokens": 3}},
+            {"evaluate": {"answer_tokens": 3, "prompts": ["a"]}},
+            {"evaluate": {}, "source_job_id": SOURCE, "on_source": "evaluation"},
+        )
+    )
+    assert len({request.fingerprint() for request in (plain, prompted, later)}) == 3
+    assert (prompted.kind, later.kind) == ("compression", "evaluation")
+    assert later.datasets == ("builtin",)
+
+
+def test_a_client_cannot_name_the_job_that_it_works_on():
+    with pytest.raises(ValidationError, match="use POST /jobs"):
+        CompressionRequest(model_id="local/x", ratio=0.3, evaluate={}, source_job_id=SOURCE, on_source="evaluation")
+    assert {"source_job_id", "on_source"}.isdisjoint(CompressionRequest.model_json_schema()["properties"])
+
+
+def test_a_source_and_what_is_done_with_it_go_together():
+    with pytest.raises(ValidationError, match="belong together"):
+        JobRequest(model_id="local/x", ratio=0.3, source_job_id=SOURCE)
 
 
 def test_a_fingerprint_includes_a_benchmark_only_if_requested():

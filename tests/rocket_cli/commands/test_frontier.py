@@ -62,7 +62,7 @@ def test_a_job_without_a_profile_says_so(remote, service):
 def test_a_job_with_a_deleted_profile_shows_how_to_recreate_it(remote, service):
     lease = service.claim(service.submit(ratio=None))
     profile_id = service.profile_model(lease)
-    service.do(outputs.succeed_profile, lease)
+    service.do(outputs.succeed_without_files, lease)
     service.do(profiles.delete_profile, profile_id, "local")
     outcome = remote("frontier", lease.job_id)
 

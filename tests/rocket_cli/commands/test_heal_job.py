@@ -17,7 +17,7 @@ def test_the_result_of_a_job_is_healed_by_another(remote, client, job_id):
 
     job = client.list_jobs().data[0]
     assert (outcome.code, outcome.out) == (0, f"{job.id}\n")
-    assert (job.kind, job.heals, job.options["heal_tokens"]) == ("healing", job_id, 1_500_000)
+    assert (job.kind, job.source_job_id, job.options["heal_tokens"]) == ("healing", job_id, 1_500_000)
     assert (job.calibration.sequence_length, job.metadata) == (64, {"a": "b"})
     assert f"rocket watch {job.id}" in outcome.err
 

@@ -44,7 +44,8 @@ def test_every_option_reaches_the_server(remote, client):
         "--ratio 0.2 --calibration local/mine.jsonl --samples 3 --sequence-length 64 --seed 1 --objective whitened "
         "--ignore *.q_proj --ignore *.k_proj --export dense --dtype float32 --precision float64 --metadata a=b "
         "--metadata c=d=e --idempotency-key mine --evaluate builtin --evaluate-samples 2 --evaluate-length 32 "
-        "--evaluate-stride 16 --task arc_easy --task-items 9 --benchmark"
+        "--evaluate-stride 16 --task arc_easy --task-items 9 --benchmark "
+        "--prompt One --prompt Two --answer-tokens 5"
     )
 
     assert remote("submit", "local/tiny", *options.split()).code == 0
@@ -65,6 +66,8 @@ def test_every_option_reaches_the_server(remote, client):
         "stride": 16,
         "tasks": ("arc_easy",),
         "task_items": 9,
+        "prompts": ("One", "Two"),
+        "answer_tokens": 5,
     }
     wanted = {
         "objective": "whitened",
@@ -94,6 +97,7 @@ def test_every_option_is_a_field_of_the_request():
     text = {"calibration", *CalibrationRequest.model_fields} - {"dataset"}
     assert text <= parameters
     evaluation = {"evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items"}
+    evaluation |= {"prompt", "answer_tokens"}
     assert len(evaluation) == len(EvaluationRequest.model_fields)
     assert evaluation <= parameters
     own = {

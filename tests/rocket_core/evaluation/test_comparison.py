@@ -13,6 +13,7 @@ from rocket_core.evaluation import (
     compare_models,
     comparison,
     load_model,
+    logit_store,
     mean_cosine_drift,
     open_model,
     perplexity,
@@ -134,10 +135,10 @@ def test_progress_rises_and_the_caller_can_stop(compare, dense, other):
 
 def test_logits_that_do_not_fit_are_refused_at_the_first_window(compare, dense, other, monkeypatch):
     need = 4 * 9 * 320 * 4
-    monkeypatch.setattr(comparison, "free_disk", lambda _folder: need - 1)
+    monkeypatch.setattr(logit_store, "free_disk", lambda _folder: need - 1)
     with pytest.raises(InsufficientDiskError, match="logits"):
         compare(dense, other, windows_of(10, 10))
-    monkeypatch.setattr(comparison, "free_disk", lambda _folder: need)
+    monkeypatch.setattr(logit_store, "free_disk", lambda _folder: need)
     compare(dense, other, windows_of(10, 10))
 
 

@@ -29,9 +29,9 @@ def test_a_result_is_healed_as_it_was_made(client, finished):
     job, before = answer.json(), client.get(f"/jobs/{finished}").json()
     assert answer.status_code == 202
     assert answer.headers["Location"] == f"/jobs/{job['id']}"
-    assert (job["kind"], job["heals"], job["status"]) == ("healing", finished, "queued")
+    assert (job["kind"], job["source_job_id"], job["status"]) == ("healing", finished, "queued")
     assert before["kind"] == "compression"
-    assert before["heals"] is None
+    assert before["source_job_id"] is None
     assert job["calibration"] == before["calibration"]
     assert job["options"] == before["options"] | {"heal_tokens": 5000}
     assert (job["ratio"], job["model_id"]) == (before["ratio"], before["model_id"])
@@ -83,7 +83,7 @@ def test_a_profile_has_nothing_to_heal(client, worker):
     job_id = client.post("/profiles", json={"model_id": "local/tiny"}).json()["id"]
     lease = worker.claim(job_id)
     worker.save_profile(lease)
-    worker.do(outputs.succeed_profile, lease)
+    worker.do(outputs.succeed_without_files, lease)
     assert heal(client, job_id).json()["code"] == "job_state_conflict"
 
 
@@ -99,7 +99,7 @@ def test_the_healed_job_cannot_be_deleted_meanwhile(client, finished):
 def test_a_compression_may_heal_its_own_result(client):
     job = client.post("/jobs", json=BODY | {"options": {"heal_tokens": 100}}).json()
     assert (job["kind"], job["options"]["heal_tokens"]) == ("compression", 100)
-    assert client.post("/jobs", json=BODY | {"heals": job["id"]}).status_code == 422
+    assert client.post("/jobs", json=BODY | {"source_job_id": job["id"], "on_source": "healing"}).status_code == 422
 
 
 def test_an_estimate_includes_healing(client):

@@ -152,7 +152,7 @@ def test_beyond_the_limit_the_least_recent_profile_is_evicted(client, worker, su
     app.state.context.settings.__dict__["max_profiles"] = 1
     lease = worker.claim(submitted)
     first = worker.save_profile(lease)
-    worker.do(outputs.succeed_profile, lease)
+    worker.do(outputs.succeed_without_files, lease)
     asked = client.post("/profiles", json={"model_id": "local/tiny"})
     assert asked.status_code == 202
     second = worker.profile_model(asked.json()["id"], "e" * 64)
@@ -204,7 +204,7 @@ def test_a_profile_can_be_requested_alone(client, worker):
     assert (again.status_code, again.json()["id"]) == (200, job["id"])
     lease = worker.claim(job["id"])
     profile_id = worker.save_profile(lease)
-    worker.do(outputs.succeed_profile, lease)
+    worker.do(outputs.succeed_without_files, lease)
     done = client.get(f"/jobs/{job['id']}").json()
     assert (done["status"], done["progress"], done["profile_id"]) == ("succeeded", 1.0, profile_id)
     assert done["result"] is done["error"] is done["expires_at"] is None

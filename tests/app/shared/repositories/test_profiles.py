@@ -42,7 +42,7 @@ class Profiling:
         return self.do(self.save_in, lease, name, most)
 
     def finish(self, lease):
-        self.do(outputs.succeed_profile, lease)
+        self.do(outputs.succeed_without_files, lease)
 
     def job(self, name, most=MANY, **options):
         """Run a job to its end; return its id and that of its profile."""

@@ -15,7 +15,7 @@ from rocket_core.errors import (
     InvalidConfigError,
 )
 from rocket_core.evaluation import evaluate_text
-from rocket_core.pipeline import compress, requirements
+from rocket_core.pipeline import compress, evaluate_artifact, requirements
 from rocket_core.pipeline.preflight import calibration_inputs, prepare_run
 from rocket_core.pipeline.stages import evaluate as evaluating
 from rocket_core.pipeline.stages.evaluate import plan_evaluation
@@ -37,7 +37,8 @@ def evaluation(stories):
     """Return settings of a small evaluation; keywords override."""
 
     def make(**changes):
-        return {"dataset": str(stories), "samples": 4, "sequence_length": 32, "stride": 16} | changes
+        text = {"dataset": str(stories), "samples": 4, "sequence_length": 32, "stride": 16}
+        return text | {"prompts": ("Story",), "answer_tokens": 5} | changes
 
     return make
 
@@ -76,6 +77,40 @@ def test_the_report_has_the_quality_of_the_artifact(evaluated, model_folder, sto
     assert report.settings.evaluate.dataset == "stories.jsonl"
     assert [stage.name for stage in report.stages][-1] == "evaluating"
     assert CompressionReport.model_validate_json((output / "dense" / "report.json").read_bytes()) == report
+
+
+def test_a_finished_artifact_is_evaluated_as_its_run_would(evaluated, model_folder, settings, evaluation, tmp_path):
+    output, report = evaluated
+    folder, seen = str(model_folder("llama")), []
+    later = evaluate_artifact(
+        folder, output / "factored", tmp_path, settings(evaluate=evaluation()), on_progress=seen.append
+    )
+    assert later == report.evaluation
+    [answer] = later.answers
+    assert (answer.prompt, answer.is_chat, len(answer.before), len(answer.after)) == ("Story", False, 5, 5)
+    assert list(tmp_path.iterdir()) == []
+    assert list(dict.fromkeys(step.stage for step in seen)) == ["preflight", "evaluating"]
+    assert seen[-1].fraction == 1
+
+
+def test_an_artifact_is_not_compared_with_another_model(evaluated, model_folder, settings, evaluation, tmp_path):
+    other = str(model_folder("gpt2"))
+    with pytest.raises(InvalidConfigError, match="is not the model that the artifact was made from"):
+        evaluate_artifact(other, evaluated[0] / "factored", tmp_path, settings(evaluate=evaluation()))
+
+
+def test_a_later_evaluation_can_be_cancelled(evaluated, model_folder, settings, evaluation, tmp_path):
+    folder, seen = str(model_folder("llama")), []
+    with pytest.raises(CompressionCancelledError, match="evaluating"):
+        evaluate_artifact(
+            folder,
+            evaluated[0] / "factored",
+            tmp_path,
+            settings(evaluate=evaluation()),
+            on_progress=seen.append,
+            should_cancel=is_evaluating(seen),
+        )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_evaluation_changes_no_artifact_and_leaves_no_file(evaluated, finished, fingerprint):

@@ -1,4 +1,4 @@
-"""Jobs whose results others heal: their artifacts are kept as long as a job needs them."""
+"""Earlier jobs whose artifacts others heal or evaluate: the files are kept as long as a job needs them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from app.shared.database import now
 from app.shared.errors import ArtifactExpiredError, ConflictError, JobNotFoundError
 from app.shared.lifecycle import Status
 from app.shared.models import Artifact, Job, ReportRow
-from app.shared.requests import HEALED_EXPORT
+from rocket_core.engines import ExportKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Healed:
-    """A job whose result can be healed.
+class Source:
+    """A job whose result another one can work on.
 
     Attributes:
         job: the job.
@@ -26,42 +26,44 @@ class Healed:
     revision: str | None
 
 
-def find_healed(session: Session, owner: str, job_id: str, *, lock: bool = False) -> Healed:
-    """Return a job whose result can be healed.
+def find_source(session: Session, owner: str, job_id: str, kind: ExportKind, *, lock: bool = False) -> Source:
+    """Return a job whose result another one can work on.
 
     Args:
         session: a transaction.
         owner: the tenant.
         job_id: the job.
+        kind: the export that is needed of it.
         lock: whether to lock it, while this transaction creates the job that needs it.
 
     Raises:
         JobNotFoundError: the job does not exist, or belongs to another tenant.
-        ConflictError: it has not succeeded, or has no artifact to heal.
-        ArtifactExpiredError: the artifact has been deleted.
+        ConflictError: it has not succeeded, or has no result.
+        ArtifactExpiredError: the export has been deleted.
     """
     mine = select(Job).where(Job.id == job_id, Job.owner == owner)
     job = session.scalars(mine.with_for_update(read=True) if lock else mine).one_or_none()
     if job is None:
         raise JobNotFoundError("no job has this id; GET /jobs lists yours")
     if job.status != Status.SUCCEEDED:
-        raise ConflictError(f"the job is {job.status}; only the result of a succeeded job can be healed")
+        raise ConflictError(f"the job is {job.status}; only the result of a succeeded job can be used")
     report = session.get(ReportRow, job.id)
     if report is None:
-        raise ConflictError("the job has profiled a model and has no result; heal one that has compressed a model")
-    if any(file.expires_at <= now(session) for file in find_healed_files(session, owner, job_id)):
+        raise ConflictError("the job has no result; name one that has compressed or healed a model")
+    if any(file.expires_at <= now(session) for file in list_source_files(session, owner, job_id, kind)):
         raise _expired(job_id)
     revision = report.body.get("revision")
-    return Healed(job=job, revision=revision if isinstance(revision, str) else None)
+    return Source(job=job, revision=revision if isinstance(revision, str) else None)
 
 
-def find_healed_files(session: Session, owner: str, job_id: str) -> Sequence[Artifact]:
-    """Return the files of the artifact of a job that are healed.
+def list_source_files(session: Session, owner: str, job_id: str, kind: ExportKind) -> Sequence[Artifact]:
+    """Return the files of an export of a job, by name.
 
     Args:
         session: a transaction.
         owner: the tenant.
         job_id: the job.
+        kind: the export.
 
     Raises:
         ArtifactExpiredError: they have been deleted, with the job or without it.
@@ -69,7 +71,7 @@ def find_healed_files(session: Session, owner: str, job_id: str) -> Sequence[Art
     files = (
         select(Artifact)
         .join(Job, Job.id == Artifact.job_id)
-        .where(Job.id == job_id, Job.owner == owner, Artifact.name.startswith(f"{HEALED_EXPORT}/", autoescape=True))
+        .where(Job.id == job_id, Job.owner == owner, Artifact.name.startswith(f"{kind}/", autoescape=True))
         .order_by(Artifact.name)
     )
     found = session.scalars(files).all()
@@ -78,15 +80,15 @@ def find_healed_files(session: Session, owner: str, job_id: str) -> Sequence[Art
     return found
 
 
-def is_being_healed(job_id: SQLColumnExpression[str] | str) -> ColumnElement[bool]:
-    """Return the condition that an unfinished job heals the result of a job.
+def is_in_use(job_id: SQLColumnExpression[str] | str) -> ColumnElement[bool]:
+    """Return the condition that an unfinished job works on the result of a job.
 
     Args:
         job_id: the job whose result it is.
     """
-    healer = aliased(Job)
+    user = aliased(Job)
     active = [status for status in Status if not status.is_terminal]
-    return exists(select(healer.id).where(healer.status.in_(active), healer.request["heals"].as_string() == job_id))
+    return exists(select(user.id).where(user.source_job_id == job_id, user.status.in_(active)))
 
 
 def _expired(job_id: str) -> ArtifactExpiredError:

@@ -1,0 +1,77 @@
+"""`/ui/model`: one model, and the quality of all that was made from it."""
+
+from collections.abc import Collection
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from app.api.dependencies import ContextDep, OwnerDep
+from app.api.paths import PAGES
+from app.api.serializers import job_view
+from app.pages.jobs import figure_data
+from app.pages.rendering import render
+from app.services import measurements
+from app.services.context import Context
+from rocket_core.report.figures import Figure
+from rocket_core.report.formatting import bytes_text
+from rocket_core.report.quality_figure import MeasuredModel, quality_over_size
+
+router = APIRouter(include_in_schema=False)
+
+MODEL = f"{PAGES}/model"
+_MAX_NAME = 256
+
+ModelName = Annotated[str, Query(alias="id", max_length=_MAX_NAME, pattern=r"^[\w./-]+$")]
+
+
+@router.get(MODEL)
+def show_model(request: Request, context: ContextDep, owner: OwnerDep, model_id: ModelName) -> Response:
+    """Show the quality of a model's compressions over their size."""
+    found = measurements.list_measurements(context, owner, model_id)
+    return render(
+        request,
+        "model.html.j2",
+        model_id=model_id,
+        figure=quality_figure(context, owner, model_id),
+        links=quality_links(model_id),
+        measured=[(job_view(one.job), one) for one in found],
+    )
+
+
+@router.get(f"{MODEL}/figures/{{name}}")
+def show_figure_data(name: str, context: ContextDep, owner: OwnerDep, model_id: ModelName) -> Response:
+    """Return the data of the figure, as JSON or CSV."""
+    figure = quality_figure(context, owner, model_id)
+    stem, _, suffix = name.rpartition(".")
+    return figure_data(figure if figure.name == stem else None, suffix)
+
+
+def quality_figure(context: Context, owner: str, model_id: str, marked: Collection[str] = ()) -> Figure:
+    """Return the figure of a model's compressions.
+
+    Args:
+        context: the service.
+        owner: the tenant.
+        model_id: the model.
+        marked: ids of jobs that the figure is about in particular.
+    """
+    found = measurements.list_measurements(context, owner, model_id)
+    return quality_over_size(
+        model_id,
+        [
+            MeasuredModel(
+                name=f"…{one.job.id[-6:]}, {bytes_text(one.stored_bytes)}",
+                address=f"{PAGES}/jobs/{one.job.id}",
+                stored_bytes=one.stored_bytes,
+                evaluation=one.evaluation,
+                is_marked=one.job.id in marked,
+            )
+            for one in found
+        ],
+    )
+
+
+def quality_links(model_id: str) -> dict[str, str]:
+    """Return the addresses of the figure's data, with `%s` for its name."""
+    return {kind: f"{MODEL}/figures/%s.{kind.lower()}?id={model_id}" for kind in ("JSON", "CSV")}

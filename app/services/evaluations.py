@@ -1,0 +1,63 @@
+"""Evaluations of finished jobs."""
+
+from collections.abc import Sequence
+
+from app.services.context import Context
+from app.shared.repositories import evaluations, jobs, sources
+from app.shared.repositories.evaluations import Evaluation
+from app.shared.requests import LOCAL, EvaluationRequest, JobRequest
+from rocket_core.report.quality import EvaluationReport
+
+_MOST = 100
+
+
+def evaluation_request(context: Context, owner: str, job_id: str, evaluation: EvaluationRequest) -> JobRequest:
+    """Return the request of the job that evaluates the artifact of another one.
+
+    Args:
+        context: the service.
+        owner: the tenant.
+        job_id: the job whose artifact is measured.
+        evaluation: how.
+
+    Raises:
+        JobNotFoundError: the job does not exist, or is not the tenant's.
+        ConflictError: it has no artifact to evaluate.
+        ArtifactExpiredError: its artifacts were deleted.
+    """
+    with context.database.snapshot() as session:
+        job = jobs.get_job(session, job_id, owner)
+        request = JobRequest.model_validate(job.request)
+        source = sources.find_source(session, owner, job_id, request.compression_config().evaluated_export)
+    changes: dict[str, object] = {
+        "source_job_id": job.id,
+        "on_source": "evaluation",
+        "evaluate": evaluation.model_dump(mode="json"),
+        "benchmark": False,
+        "metadata": {},
+        "queue": job.queue,
+    }
+    if not request.model_id.startswith(LOCAL):
+        # The commit that was compressed: a branch may have moved since.
+        changes["revision"] = source.revision
+    return JobRequest.model_validate(job.request | changes)
+
+
+def list_evaluations(context: Context, owner: str, job_id: str) -> Sequence[Evaluation]:
+    """Return the latest evaluations of a job's artifact, newest first.
+
+    Raises:
+        JobNotFoundError: the job does not exist, or is not the tenant's.
+    """
+    with context.database.snapshot() as session:
+        return evaluations.list_evaluations(session, jobs.get_job(session, job_id, owner), limit=_MOST)
+
+
+def find_evaluation(context: Context, owner: str, job_id: str) -> EvaluationReport | None:
+    """Return the result of a job that evaluates; None before it has one, and for other jobs.
+
+    Raises:
+        JobNotFoundError: the job does not exist, or is not the tenant's.
+    """
+    with context.database.snapshot() as session:
+        return evaluations.find_evaluation(session, jobs.get_job(session, job_id, owner))

@@ -1,0 +1,94 @@
+"""Evaluations of finished jobs: each is a job that refers to the one whose artifact it measures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.shared.database import now
+from app.shared.lifecycle import Status
+from app.shared.models import EvaluationRow, Job, ReportRow
+from app.shared.outcomes import NewEvent
+from app.shared.repositories.events import append_event
+from app.shared.repositories.leases import Lease, lock_leased_job
+from rocket_core.report.quality import EvaluationReport
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """An evaluation of a finished job.
+
+    Attributes:
+        job: the job that evaluates.
+        report: its result; None before it has one.
+    """
+
+    job: Job
+    report: EvaluationReport | None
+
+
+def save_evaluation(session: Session, lease: Lease, report: EvaluationReport) -> bool:
+    """Publish the result of an evaluation.
+
+    Returns:
+        False if an earlier attempt has already published it; a published result never changes.
+
+    Raises:
+        FencedOutError: the job was taken away.
+    """
+    job = lock_leased_job(session, lease)
+    if session.get(EvaluationRow, job.id) is not None:
+        return False
+    at = now(session)
+    session.add(EvaluationRow(job_id=job.id, body=report.model_dump(mode="json"), created_at=at))
+    session.flush()
+    append_event(session, job.id, NewEvent(type="evaluation", message="evaluated"), at)
+    return True
+
+
+def list_evaluations(session: Session, source: Job, *, limit: int) -> Sequence[Evaluation]:
+    """Return the latest evaluations of a job's artifact, newest first."""
+    statement = (
+        select(Job, EvaluationRow)
+        .outerjoin(EvaluationRow, EvaluationRow.job_id == Job.id)
+        .where(Job.source_job_id == source.id)
+        .order_by(Job.id.desc())
+        .limit(limit)
+    )
+    return [_evaluation(job, row) for job, row in session.execute(statement)]
+
+
+def find_evaluation(session: Session, job: Job) -> EvaluationReport | None:
+    """Return the result of a job that evaluates; None before it has one."""
+    return _evaluation(job, session.get(EvaluationRow, job.id)).report
+
+
+def _evaluation(job: Job, row: EvaluationRow | None) -> Evaluation:
+    return Evaluation(job=job, report=None if row is None else EvaluationReport.model_validate(row.body))
+
+
+def list_measured(session: Session, owner: str, model_id: str, *, limit: int) -> Sequence[tuple[Job, EvaluationReport]]:
+    """Return a tenant's latest compressions of a model with each of their measurements, newest first.
+
+    Args:
+        session: a transaction.
+        owner: the tenant.
+        model_id: the model, as jobs name it.
+        limit: maximum number of jobs, and of later evaluations.
+    """
+    of_model = (Job.owner == owner, Job.status == Status.SUCCEEDED, Job.request["model_id"].as_string() == model_id)
+    # Only a small part of the report, which has all layers.
+    within = select(Job, ReportRow.body["evaluation"]).join(ReportRow, ReportRow.job_id == Job.id).where(*of_model)
+    own = [(job, body) for job, body in session.execute(within.order_by(Job.id.desc()).limit(limit))]
+    compressed = {job.id: job for job, _ in own}
+    later = (
+        select(Job.source_job_id, EvaluationRow.body)
+        .join(EvaluationRow, EvaluationRow.job_id == Job.id)
+        .where(Job.source_job_id.in_(compressed))
+        .order_by(Job.id.desc())
+        .limit(limit)
+    )
+    found = [(compressed[source], body) for source, body in session.execute(later) if source is not None]
+    measured = [*found, *((job, body) for job, body in own if body is not None)]
+    return [(job, EvaluationReport.model_validate(body)) for job, body in measured]

@@ -1,0 +1,112 @@
+import pytest
+
+from app.shared.lifecycle import Status
+from app.shared.repositories import evaluations, leases, outputs
+from rocket_core.report.answers import AnswerToken, ComparedAnswer
+from rocket_core.report.quality import Difference, EvaluationReport, ModelQuality
+from tests.app.api.conftest import BODY
+
+pytestmark = pytest.mark.databases("sqlite", soak=("postgres",))
+
+REPORT = EvaluationReport(
+    export="factored",
+    dataset="builtin",
+    windows=2,
+    sequence_length=16,
+    stride=16,
+    tokens=30,
+    text_sha256="0" * 64,
+    before=ModelQuality(negative_log_likelihood=1.0, perplexity=2.7),
+    after=ModelQuality(negative_log_likelihood=2.0, perplexity=7.4),
+    difference=Difference(kl_divergence=0.5, top1_agreement=0.9),
+    answers=(
+        ComparedAnswer(
+            prompt="Hi",
+            is_chat=False,
+            before=(AnswerToken(text=" you", before=0.5, after=0.4, kl_divergence=0.2),),
+            after=(" me",),
+            first_difference=0,
+        ),
+    ),
+)
+
+
+@pytest.fixture
+def done(submitted, worker):
+    worker.succeed(submitted, {"factored/model.safetensors": b"1"})
+    return f"/jobs/{submitted}"
+
+
+def test_a_finished_job_can_be_evaluated(client, worker, done):
+    asked = {"prompts": ["Hi"], "samples": 2}
+    answer = client.post(f"{done}/evaluations", json=asked)
+    assert answer.status_code == 202
+    job = answer.json()
+    assert (job["kind"], job["status"], job["source_job_id"]) == ("evaluation", "queued", done.removeprefix("/jobs/"))
+    assert answer.headers["Location"] == f"/jobs/{job['id']}"
+    assert asked.items() <= job["evaluate"].items()
+    assert (job["model_id"], job["ratio"], job["metadata"]) == (BODY["model_id"], BODY["ratio"], {})
+    assert client.get(f"{done}/evaluations").json()["data"] == [{"job": job, "report": None}]
+
+    lease = worker.claim(job["id"])
+    assert worker.do(evaluations.save_evaluation, lease, REPORT)
+    assert not worker.do(evaluations.save_evaluation, lease, REPORT)
+    assert worker.do(outputs.succeed_without_files, lease) == Status.SUCCEEDED
+    [found] = client.get(f"{done}/evaluations").json()["data"]
+    assert found["job"]["status"] == "succeeded"
+    assert EvaluationReport.model_validate(found["report"]) == REPORT
+    assert client.get(f"/jobs/{job['id']}/report").json()["detail"].startswith("evaluation jobs have no report")
+    assert [one["id"] for one in client.get("/jobs").json()["data"]] == [job["id"], done.removeprefix("/jobs/")]
+
+
+def test_a_replayed_evaluation_is_the_same_job(client, done):
+    ids = [client.post(f"{done}/evaluations", json={}, headers={"Idempotency-Key": "k"}).json()["id"] for _ in range(2)]
+    assert ids[0] == ids[1]
+    other = client.post(f"{done}/evaluations", json={"samples": 3}, headers={"Idempotency-Key": "k"})
+    assert other.json()["code"] == "idempotency_key_reused"
+
+
+def test_an_evaluation_outlives_the_job_that_it_measured(client, worker, done):
+    job = client.post(f"{done}/evaluations", json={}).json()
+    assert client.delete(done).status_code == 409, "it is needed"
+    client.post(f"/jobs/{job['id']}/cancel")
+    assert client.delete(done).status_code == 204
+    left = client.get(f"/jobs/{job['id']}").json()
+    assert (left["kind"], left["source_job_id"], left["status"]) == ("evaluation", None, "cancelled")
+
+
+def test_a_failed_evaluation_can_be_retried(client, worker, done):
+    job = client.post(f"{done}/evaluations", json={}).json()
+    client.post(f"/jobs/{job['id']}/cancel")
+    again = client.post(f"/jobs/{job['id']}/retry").json()
+    assert (again["kind"], again["source_job_id"]) == ("evaluation", done.removeprefix("/jobs/"))
+    assert [found["job"]["id"] for found in client.get(f"{done}/evaluations").json()["data"]] == [
+        again["id"],
+        job["id"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"dataset": "local/none.txt"}, 422, "unknown_dataset"),
+        ({"dataset": "upload/" + "0" * 32}, 404, "upload_not_found"),
+        ({"tasks": ["local/none.jsonl"]}, 422, "unknown_dataset"),
+        ({"prompts": ["a"] * 17}, 422, "invalid_request"),
+        ({"answer_tokens": 513}, 422, "invalid_request"),
+        ({"prompts": ["\x00"]}, 422, "invalid_request"),
+        ({"ratio": 0.3}, 422, "invalid_request"),
+    ],
+)
+def test_what_no_worker_could_evaluate_is_refused(client, done, body, status, code):
+    answer = client.post(f"{done}/evaluations", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+def test_only_a_compression_with_a_result_can_be_evaluated(client, worker, submitted, done):
+    profiled = client.post("/profiles", json={"model_id": "local/tiny"}).json()["id"]
+    evaluating = client.post(f"{done}/evaluations", json={}).json()["id"]
+    for job_id in (profiled, evaluating):
+        answer = client.post(f"/jobs/{job_id}/evaluations", json={})
+        assert (answer.status_code, answer.json()["code"]) == (409, "job_state_conflict")
+        assert "only the result of a succeeded job" in answer.json()["detail"]
