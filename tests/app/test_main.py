@@ -32,6 +32,7 @@ def test_the_api_has_the_documented_paths(app):
         ("delete", "/jobs/{job_id}"),
         ("post", "/jobs/{job_id}/cancel"),
         ("post", "/jobs/{job_id}/retry"),
+        ("post", "/jobs/{job_id}/healings"),
         ("get", "/jobs/{job_id}/events"),
         ("get", "/jobs/{job_id}/layers"),
         ("get", "/jobs/{job_id}/report"),
@@ -94,7 +95,7 @@ def test_only_listed_endpoints_are_async(app):
     }
     sleeping = {"list_events", "get_job", "save_upload"}
     # These wait for a thread of their tenant's share, in which a model is judged.
-    sharing = {"submit_job", "make_profile", "make_estimate", "submit", "submit_profile", "preview"}
+    sharing = {"submit_job", "heal_job", "make_profile", "make_estimate", "submit", "submit_profile", "preview", "heal"}
     # Answers without I/O.
     assert asynchronous == {"is_alive"} | sleeping | sharing
 

@@ -14,9 +14,10 @@ from pydantic import SecretStr
 
 from app.shared.encryption import encrypt
 from app.shared.models import Job
-from app.shared.repositories import jobs, uploads
+from app.shared.repositories import healings, jobs, uploads
 from app.shared.repositories.uploads import NewUpload
-from app.shared.requests import JobRequest
+from app.shared.requests import HealingRequest, JobRequest
+from rocket_core.config import STAGES
 from rocket_core.inspection import hub_cache
 from rocket_core.report.schema import CompressionReport
 from tests.reference.fake_hub import FakeHub
@@ -80,6 +81,19 @@ def test_a_hub_model_is_downloaded_with_progress(hub, submit_with, attempt, mess
     assert messages(job.id)[2:4] == ["downloading", "preflight"]
     assert (tmp_path / "shared-cache" / "models--org--model").is_dir()
     assert {token for _, token, _ in hub.asked} == {None}
+
+
+def test_the_result_of_a_hub_model_is_healed_at_its_commit(hub, submit_with, attempt, database, messages):
+    compressed = attempt(submit_with())
+    with database.transaction() as session:
+        healed = healings.find_healed(session, "local", compressed.id)
+        request = JobRequest.model_validate(compressed.request)
+        wanted = HealingRequest(tokens=4000).job_request(compressed.id, request, healed.revision)
+        job_id = jobs.create_job(session, wanted, max_attempts=1).job.id
+    job = attempt(job_id)
+    assert (job.status, job.error) == ("succeeded", None)
+    assert len(job.request["revision"]) == 40
+    assert [text for text in messages(job_id) if text in STAGES] == ["downloading", "preflight", "healing", "exporting"]
 
 
 def test_a_model_in_use_is_not_evicted_from_the_cache(hub, submit_with, configure, database, claim, look):

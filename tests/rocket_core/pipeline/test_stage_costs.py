@@ -7,7 +7,8 @@ import torch
 
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline import compress
-from rocket_core.pipeline.stage_costs import Costs
+from rocket_core.pipeline.stage_costs import Costs, combined_costs
+from rocket_core.report.schema import StageReport
 from rocket_core.system.devices import device_name
 from rocket_core.system.energy import EnergyMeter, EnergyReading
 
@@ -177,3 +178,17 @@ def test_costs_are_saved_before_a_run_can_end(monkeypatch, run, tmp_path):
     run(meter=CountingMeter(), on_progress=look)
     assert any("calibrating" in stages and "factorizing" not in stages for stages in told)
     assert list(told[-1]) == ["preflight", "calibrating", "allocating", "factorizing", "exporting"]
+
+
+def test_costs_of_two_runs_are_added_by_stage():
+    def stage(name, seconds, memory, device="cpu"):
+        return StageReport(name=name, seconds=seconds, peak_memory_bytes=memory, device=device)
+
+    first = [stage("factorizing", 1.0, 10), stage("exporting", 2.0, 20)]
+    combined = combined_costs(first, [stage("healing", 4.0, 5), stage("exporting", 8.0, 15, "gpu")])
+    assert [(cost.name, cost.seconds, cost.peak_memory_bytes) for cost in combined] == [
+        ("factorizing", 1.0, 10),
+        ("healing", 4.0, 5),
+        ("exporting", 10.0, 20),
+    ]
+    assert combined[-1].device == "cpu; gpu"
