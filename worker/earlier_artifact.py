@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from app.shared.database import Database
-from app.shared.errors import ArtifactExpiredError
+from app.shared.errors import ArtifactExpiredError, JobNotFoundError
 from app.shared.models import Artifact, Job
 from app.shared.repositories import jobs, outputs
 from app.shared.storage import ArtifactStore, StoredFile
@@ -52,10 +52,15 @@ def fetch_earlier_artifact(
 
 def _list_files(database: Database, job: Job, kind: ExportKind) -> list[tuple[Artifact, StoredFile]]:
     """Return the files of the export, and where they are stored."""
+    gone = ArtifactExpiredError("the job whose result this one works on was deleted; compress the model again")
     if job.source_job_id is None:
-        raise ArtifactExpiredError("the job whose result this one works on was deleted; compress the model again")
+        raise gone
     with database.snapshot() as session:
-        source = jobs.get_job(session, job.source_job_id, job.owner)
+        try:
+            source = jobs.get_job(session, job.source_job_id, job.owner)
+        except JobNotFoundError:
+            # Deleted since this job was read.
+            raise gone from None
         artifacts = outputs.list_artifacts(session, source)
     exported = [artifact for artifact in artifacts if artifact.name.startswith(f"{kind}/")]
     files = [
