@@ -41,6 +41,16 @@ def test_submitting_the_form_creates_one_job(submit, client, page):
     assert job["evaluate"]["dataset"] == "builtin"
 
 
+def test_prompts_ask_for_an_evaluation_and_are_kept(submit, client, page):
+    made = submit(prompts="One\n\n Two ").headers["Location"]
+    [job] = client.get("/jobs").json()["data"]
+    assert job["evaluate"]["prompts"] == ["One", "Two"]
+    again = re.search(r'href="(/ui/new\?[^"]+)">New job with these settings', page("GET", made).text)[1]
+    assert re.search(r'<textarea id="prompts"[^>]*>One\nTwo</textarea>', page("GET", html.unescape(again)).text)
+    refused = submit(prompts="x\n" * 17)
+    assert 'id="problem-prompts"' in refused.text
+
+
 @pytest.mark.parametrize(
     ("fields", "exports"),
     [

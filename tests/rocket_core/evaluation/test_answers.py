@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from rocket_core.errors import InvalidConfigError
+from rocket_core.errors import CheckpointFormatError, InvalidConfigError
 from rocket_core.evaluation import Measurement, compare_models, greedy_answer, load_model, open_model, read_prompts
 from rocket_core.evaluation.answers import first_difference, token_texts
 from rocket_core.report.answers import pieces_after, pieces_before
@@ -103,6 +103,19 @@ def test_a_chat_template_makes_the_prompt_a_message(tmp_path, folders):
     assert chat.is_chat
     assert not plain.is_chat
     assert chat.tokens.tolist() == plain.tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% for %}", "{{ raise_exception('no user') }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ 1 / 0 }}"],
+)
+def test_a_chat_template_that_cannot_be_used_is_named(tmp_path, template):
+    folder = save_tiny_model("llama", tmp_path)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(CheckpointFormatError, match="the chat template of"):
+        read_prompts(open_model(folder), ["hi"], 4)
 
 
 def test_parts_of_a_character_belong_to_the_last_token():

@@ -1,7 +1,7 @@
 import pytest
 
 from app.shared.lifecycle import Status
-from app.shared.repositories import evaluations, leases, outputs
+from app.shared.repositories import evaluations, outputs
 from rocket_core.report.answers import AnswerToken, ComparedAnswer
 from rocket_core.report.quality import Difference, EvaluationReport, ModelQuality
 from tests.app.api.conftest import BODY
