@@ -22,6 +22,7 @@ from rocket_cli.commands import (
     profile,
     push,
     submit,
+    upload,
     watch,
 )
 from rocket_cli.exit_codes import MEANINGS, missing_extra, report_failure
@@ -58,7 +59,7 @@ for _panel, _functions in {
     _REMOTE: (
         catalog.models,
         catalog.calibrations,
-        catalog.upload,
+        upload.upload,
         estimate.estimate,
         submit.submit,
         jobs.jobs,

@@ -1,6 +1,7 @@
 """`AsyncRocket`: an asynchronous client of the service."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,8 +13,9 @@ from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key,
 from rocket_client._download import choose_artifacts, fetch_artifacts_async, nothing_to_download
 from rocket_client._download_state import DownloadedFile, DownloadProgress, DownloadRequest
 from rocket_client._events import follow_events_async
+from rocket_client._model_upload import UploadProgress, advance, upload_steps
 from rocket_client._paths import job_path, target
-from rocket_client._transport import AsyncTransport
+from rocket_client._transport import AsyncTransport, in_thread
 from rocket_client._wire import RetryNotice
 from rocket_client.models import (
     Artifact,
@@ -23,11 +25,13 @@ from rocket_client.models import (
     Job,
     JobPage,
     Layer,
+    NamedModel,
     PredictedAllocation,
     Profile,
     ProfilePage,
     Progress,
     Upload,
+    UploadedModel,
 )
 from rocket_core.report.schema import CompressionReport
 
@@ -159,6 +163,24 @@ class AsyncRocket:
         """See `Rocket.upload`."""
         return await self._transport.call(_endpoints.upload(file))
 
+    async def upload_model(
+        self,
+        folder: Path,
+        *,
+        name: str | None = None,
+        patience: float = LASTING_PATIENCE,
+        on_progress: Callable[[UploadProgress], None] = noop,
+    ) -> UploadedModel:
+        """See `Rocket.upload_model`; `on_progress` is called in a thread."""
+        steps, answer = upload_steps(folder, name, on_progress), None
+        while not isinstance(step := await in_thread(partial(advance, steps, answer)), UploadedModel):
+            answer = await self._transport.call(step, patience=patience)
+        return step
+
+    async def delete_model(self, model_id: str) -> None:
+        """See `Rocket.delete_model`."""
+        await self._transport.send(_endpoints.delete_model(model_id))
+
     async def get_upload(self, upload_id: str) -> Upload:
         """See `Rocket.get_upload`."""
         return await self._transport.call(_endpoints.get_upload(upload_id))
@@ -289,9 +311,13 @@ class AsyncRocket:
         )
         return await fetch_artifacts_async(self._transport, request)
 
+    async def list_models(self) -> tuple[NamedModel, ...]:
+        """See `Rocket.list_models`."""
+        return (await self._transport.call(_endpoints.models())).data
+
     async def models(self) -> list[str]:
         """See `Rocket.models`."""
-        return [named.id for named in (await self._transport.call(_endpoints.models())).data]
+        return [named.id for named in await self.list_models() if named.problem is None]
 
     async def calibrations(self) -> list[str]:
         """See `Rocket.calibrations`."""

@@ -12,6 +12,7 @@ from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key,
 from rocket_client._download import choose_artifacts, fetch_artifacts, nothing_to_download
 from rocket_client._download_state import DownloadedFile, DownloadProgress, DownloadRequest
 from rocket_client._events import follow_events
+from rocket_client._model_upload import UploadProgress, advance, upload_steps
 from rocket_client._paths import job_path, target
 from rocket_client._transport import Transport
 from rocket_client._wire import RetryNotice
@@ -23,11 +24,13 @@ from rocket_client.models import (
     Job,
     JobPage,
     Layer,
+    NamedModel,
     PredictedAllocation,
     Profile,
     ProfilePage,
     Progress,
     Upload,
+    UploadedModel,
 )
 from rocket_core.report.schema import CompressionReport
 
@@ -194,6 +197,42 @@ class Rocket:
             OSError: the file cannot be read.
         """
         return self._transport.call(_endpoints.upload(file))
+
+    def upload_model(
+        self,
+        folder: Path,
+        *,
+        name: str | None = None,
+        patience: float = LASTING_PATIENCE,
+        on_progress: Callable[[UploadProgress], None] = noop,
+    ) -> UploadedModel:
+        """Upload a model, for `submit` as `upload/NAME`; called again with the same folder, it resumes.
+
+        Small files and the headers of the weights are sent first, and the server judges them before the weights follow.
+
+        Args:
+            folder: a transformers checkpoint: config.json, safetensors, the files of the tokenizer.
+            name: its name on the server, letters, digits, dots, dashes and underscores; None takes that of the folder.
+            patience: seconds without an answer before giving up.
+            on_progress: called after each piece.
+
+        Raises:
+            InvalidArgumentError: the folder holds no such checkpoint, or another than was uploaded under this name.
+            ProblemError: the server refuses the model; the message says why, and what to do.
+            OSError: a file cannot be read.
+        """
+        steps, answer = upload_steps(folder, name, on_progress), None
+        while not isinstance(step := advance(steps, answer), UploadedModel):
+            answer = self._transport.call(step, patience=patience)
+        return step
+
+    def delete_model(self, model_id: str) -> None:
+        """Delete an uploaded model, complete or not, that no job needs any longer.
+
+        Args:
+            model_id: `upload/NAME`.
+        """
+        self._transport.send(_endpoints.delete_model(model_id))
 
     def get_upload(self, upload_id: str) -> Upload:
         """Return an upload.
@@ -391,9 +430,13 @@ class Rocket:
         )
         return fetch_artifacts(self._transport, request)
 
+    def list_models(self) -> tuple[NamedModel, ...]:
+        """Return what the server's models folder contains, and your uploads, also what no job can use yet."""
+        return self._transport.call(_endpoints.models()).data
+
     def models(self) -> list[str]:
-        """Return the models in the server's folder, as `submit` takes them."""
-        return [named.id for named in self._transport.call(_endpoints.models()).data]
+        """Return the models in the server's folder and your uploads, as `submit` takes them."""
+        return [named.id for named in self.list_models() if named.problem is None]
 
     def calibrations(self) -> list[str]:
         """Return the calibration datasets that the server offers."""

@@ -271,6 +271,8 @@ class Upload(Resource):
 
     id: str
     """`upload/ID`, as `submit` takes it."""
+    name: str | None = None
+    """name of the file when it was first uploaded."""
     size: int
     """size in bytes."""
     documents: int
@@ -330,6 +332,67 @@ class Named(Resource):
 
     id: str
     """the name to use in a job's request."""
+
+
+class NamedModel(Named):
+    """A model that this server offers by name, or what looks like one."""
+
+    problem: str | None = None
+    """why no job can use it yet, and what to do; None if jobs can."""
+
+
+class NamedModelList(Resource):
+    """All models that the server offers by name."""
+
+    data: tuple[NamedModel, ...]
+
+
+class UploadedPiece(Resource):
+    """Consecutive bytes of a file that have arrived."""
+
+    size: int
+    """number of bytes."""
+    sha256: str
+    """their hash, 64 hexadecimal digits."""
+
+
+class ReceivedFile(Resource):
+    """A file of a model, and how much of it has arrived."""
+
+    path: str
+    """its path in the model's folder."""
+    size: int
+    """its size in bytes."""
+    received: int
+    """number of bytes that have arrived, from its start."""
+
+
+class UploadedFile(ReceivedFile):
+    """A file of a model, and what has arrived of it."""
+
+    pieces: tuple[UploadedPiece, ...] = ()
+    """what has arrived, in order."""
+
+
+class UploadedModel(Resource):
+    """A model that was uploaded, or is being uploaded."""
+
+    id: str
+    """`upload/NAME`, as `submit` takes it."""
+    status: str
+    """`headers` until the model was judged by its headers, `weights` until every byte has arrived, then `ready`."""
+    size: int
+    """bytes of all files."""
+    received: int
+    """number of bytes that have arrived."""
+    parameters: int | None = None
+    """number of parameters; null before the model was judged."""
+    piece_bytes: int
+    """most bytes that one request may append to a file."""
+    created_at: datetime
+    """when it was announced."""
+    files: tuple[UploadedFile, ...]
+    """its files, by path."""
 
 
 class NamedList(Resource):

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from app.shared.database import Database
 from app.shared.errors import StorageError, StorageUnavailableError
 from app.shared.metrics import WorkerMetrics
-from app.shared.repositories import jobs, profiles, sessions, sweeps
+from app.shared.repositories import jobs, models, profiles, sessions, sweeps
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders, is_bound_to, open_store
 
@@ -95,6 +95,7 @@ class Reconciler:
             sessions.forget_sessions(session)
         self._forget_jobs()
         self._forget_profiles()
+        self._forget_models()
         while expired := self._expire():
             self._remove(self._artifacts, expired)
         with self._database.snapshot() as session:
@@ -148,6 +149,19 @@ class Reconciler:
             if not deleted:
                 return
             _log.info("deleted %d profiles that no job has used for %g days", deleted, days)
+
+    def _forget_models(self) -> None:
+        days = self._settings.model_retention_days
+        unfinished = timedelta(hours=self._settings.unfinished_model_hours)
+        retention = None if days is None else timedelta(days=days)
+        while True:
+            with self._database.transaction() as session:
+                deleted = models.delete_old(session, unfinished=unfinished, retention=retention)
+            if not deleted:
+                return
+            _log.info("deleted %d uploaded models that were abandoned, or unused for long", len(deleted))
+            self._remove(self._artifacts, [key for model in deleted for key in model.storage_keys])
+            self._remove(self._work, [model.work_key for model in deleted])
 
     def _expire(self) -> list[str]:
         with self._database.transaction() as session:

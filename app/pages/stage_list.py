@@ -8,7 +8,7 @@ from typing import Literal
 
 from app.api.resources import JobView
 from app.shared.models import JobEvent
-from app.shared.requests import LOCAL
+from app.shared.requests import LOCAL, UPLOAD
 from rocket_core.config import STAGES, Stage, stage_label
 
 
@@ -49,7 +49,7 @@ def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
 
 def _expected(job: JobView) -> list[Stage]:
     left_out: set[Stage] = {"healing"}
-    if job.model_id.startswith(LOCAL):
+    if job.model_id.startswith((LOCAL, UPLOAD)):
         left_out.add("downloading")
     if job.options.objective != "fisher":
         left_out.add("differentiating")

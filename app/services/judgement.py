@@ -145,6 +145,8 @@ def _see_hub_model(question: Question, hub: HubQuestion) -> _Inspected:
 
 def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:
     check_config(config, name)
+    if question.lacks_data:
+        return
     check_calibration(input_kind(config), question.dataset, question.request.calibration.sequence_length, name)
 
 

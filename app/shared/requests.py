@@ -57,7 +57,20 @@ class _RequestModel(FrozenModel):
 def _model_id(text: str) -> str:
     # The Hub refuses "--" and ".." in a repository id; ".." could also leave a folder.
     if not _MODEL_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
-        raise ValueError("is not a valid model id; use `namespace/name` (Hub) or `local/NAME` (see GET /models)")
+        raise ValueError(
+            "is not a valid model id; use `namespace/name` (Hub), or `local/NAME` or `upload/NAME` (see GET /models)"
+        )
+    return text
+
+
+def _model_name(text: str) -> str:
+    try:
+        _model_id(UPLOAD + text)
+    except ValueError:
+        raise ValueError(
+            "is not a valid name for a model; use up to 96 letters, digits, dots, dashes and underscores, without "
+            "`--` and `..`, that begin and end with a letter, digit or underscore"
+        ) from None
     return text
 
 
@@ -165,7 +178,7 @@ class JobRequest(_Stored):
     """The work of a job: with a target it compresses a model, without one it profiles the model's layers."""
 
     model_id: Annotated[str, AfterValidator(_model_id)]
-    """`namespace/name` on the Hub, or `local/NAME` in the operator's models folder."""
+    """`namespace/name` on the Hub, `local/NAME` in the operator's models folder, or your own `upload/NAME`."""
     revision: Annotated[str, AfterValidator(_revision)] | None = None
     """branch, tag or commit of a repository on the Hub."""
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -205,8 +218,8 @@ class JobRequest(_Stored):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "JobRequest":
-        if self.revision is not None and self.model_id.startswith(LOCAL):
-            raise ValueError("a local model has no revision; leave it out")
+        if self.revision is not None and not self.is_on_hub:
+            raise ValueError("only models on the Hub have a revision; leave it out")
         try:
             self.compression_config()
         except InvalidConfigError as error:
@@ -261,11 +274,21 @@ class JobRequest(_Stored):
         return tuple(task for task in tasks if task.startswith(LOCAL))
 
     @property
+    def is_on_hub(self) -> bool:
+        """Whether the model is on the Hub, and not on this server."""
+        return not self.model_id.startswith((LOCAL, UPLOAD))
+
+    @property
+    def uploaded_model(self) -> str | None:
+        """Name of the uploaded model; None if the model is from elsewhere."""
+        return self.model_id.removeprefix(UPLOAD) if self.model_id.startswith(UPLOAD) else None
+
+    @property
     def asks_the_hub(self) -> bool:
         """Whether the model, a text or a task comes from the Hub."""
         tasks = () if self.evaluate is None else self.evaluate.tasks
         from_hub = any(name in HUB_DATASETS for name in self.datasets) or any(task in HUB_TASKS for task in tasks)
-        return not self.model_id.startswith(LOCAL) or from_hub
+        return self.is_on_hub or from_hub
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the request; spelling out a default does not change it."""
@@ -305,7 +328,7 @@ class ProfileRequest(_Stored):
     """A model whose layers are to be profiled; only `model_id` is required."""
 
     model_id: Annotated[str, AfterValidator(_model_id)]
-    """`namespace/name` on the Hub, or `local/NAME` in the operator's models folder."""
+    """`namespace/name` on the Hub, `local/NAME` in the operator's models folder, or your own `upload/NAME`."""
     revision: Annotated[str, AfterValidator(_revision)] | None = None
     """branch, tag or commit of a repository on the Hub."""
     calibration: CalibrationRequest = CalibrationRequest()
@@ -330,6 +353,31 @@ class ProfileRequest(_Stored):
     def job_request(self) -> JobRequest:
         """Return the request of the job that makes the profile."""
         return JobRequest.model_validate(self.model_dump())
+
+
+class AnnouncedFile(_RequestModel):
+    """A file of a model to upload."""
+
+    path: Annotated[str, Field(min_length=1, max_length=200)]
+    """its path in the model's folder, such as `model.safetensors`."""
+    size: Annotated[int, Field(ge=0, lt=2**63)]
+    """its size in bytes."""
+
+
+class ModelUploadRequest(_Stored):
+    """A model to upload: its name, and the files that make it up."""
+
+    name: Annotated[str, AfterValidator(_model_name)]
+    """the name that you choose; jobs then use `upload/NAME`."""
+    files: Annotated[tuple[AnnouncedFile, ...], Field(min_length=1, max_length=1000)]
+    """config.json, safetensors, the files of the tokenizer, licences."""
+
+    @model_validator(mode="after")
+    def _paths_differ(self) -> "ModelUploadRequest":
+        # Some file systems ignore case.
+        if len({file.path.lower() for file in self.files}) < len(self.files):
+            raise ValueError("two files have the same path; announce each file once")
+        return self
 
 
 class AllocationRequest(_RequestModel):

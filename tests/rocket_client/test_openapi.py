@@ -17,6 +17,7 @@ from rocket_client._wire import Call, Request
 from rocket_client.models import Artifact
 
 JOB, PROFILE, UPLOAD = "job_" + "0" * 26, "prof_" + "0" * 26, "upload/" + "0" * 32
+TINY_LLAMA = Path(__file__).parents[2] / "examples" / "tiny-llama"
 CALIBRATION = {"dataset": "builtin", "samples": 3, "sequence_length": 64, "seed": 1}
 EVALUATE = {"dataset": "builtin", "samples": 2, "sequence_length": 8, "stride": 4, "tasks": ["piqa"], "task_items": 9}
 OPTIONS = {"preset": "fast", "objective": "fisher", "method": "rocket", "ignore": ["*.q"], "export": ["dense"]}
@@ -53,6 +54,10 @@ METHODS = {
     "upload": [{"file": Path("a.txt")}, {"file": Path("a.jsonl")}],
     "get_upload": [{"upload_id": UPLOAD}],
     "delete_upload": [{"upload_id": UPLOAD}],
+    # Announces the model first; the requests that follow are in `upload_requests`.
+    "upload_model": [{"folder": TINY_LLAMA, "name": "mine"}],
+    "delete_model": [{"model_id": "upload/mine"}],
+    "list_models": [{}],
     "get_job": [{"job_id": JOB}],
     "wait": [{"job_id": JOB}],
     "list_jobs": [{}, {"status": "failed", "metadata": {"k": "v"}, "after": JOB, "limit": 3}],
@@ -110,6 +115,7 @@ READ = {
     "DELETE /jobs/{job_id}": None,
     "DELETE /profiles/{profile_id}": None,
     "DELETE /calibrations/{upload_id}": None,
+    "DELETE /models/{model_name}": None,
 }
 
 
@@ -160,6 +166,12 @@ def file_request():
     return FileDownload(None, request, artifact, Path("a.json"))._http_request(3)
 
 
+def upload_requests():
+    yield _endpoints.check_model("mine")
+    yield _endpoints.save_piece("mine", "config.json", b"{}", start=0, total=2, digest="sha-256=::")
+    yield _endpoints.get_model("mine")
+
+
 def operation_of(document, request):
     """Return the document's name of a request, and its operation."""
     fitting = [
@@ -167,7 +179,8 @@ def operation_of(document, request):
         for path, methods in document["paths"].items()
         if request.method.lower() in methods
         and re.fullmatch(
-            re.sub(r"\\\{name\\\}", ".+", re.sub(r"\\\{\w+_id\\\}", "[^/]+", re.escape(path))), request.path
+            re.sub(r"\\\{(name|model_name|file)\\\}", ".+", re.sub(r"\\\{\w+_id\\\}", "[^/]+", re.escape(path))),
+            request.path,
         )
     ]
     assert fitting, f"{request.method} {request.path} is not in the document"
@@ -180,6 +193,7 @@ def requests(connect, monkeypatch):
             yield from requests_of(connect, method, arguments, monkeypatch)
             monkeypatch.undo()
     yield file_request()
+    yield from upload_requests()
 
 
 def test_every_method_of_the_client_is_covered():
@@ -227,7 +241,7 @@ def test_every_request_body_matches_the_document(document, connect, monkeypatch)
     for request in requests(connect, monkeypatch):
         name, operation = operation_of(document, request)
         content = operation.get("requestBody", {}).get("content", {})
-        if request.file is not None:
+        if request.file is not None or request.content is not None:
             assert request.headers["Content-Type"] in content
         elif content or request.json is not None:
             seen.add(name)
@@ -235,7 +249,13 @@ def test_every_request_body_matches_the_document(document, connect, monkeypatch)
             whole = {"allOf": [schema], "components": document["components"]}
             errors = jsonschema_rs.Draft202012Validator(whole).iter_errors(request.json)
             assert [str(error) for error in errors] == [], name
-    assert seen == {"POST /jobs", "POST /profiles", "POST /estimates", "POST /profiles/{profile_id}/allocations"}
+    assert seen == {
+        "POST /models",
+        "POST /jobs",
+        "POST /profiles",
+        "POST /estimates",
+        "POST /profiles/{profile_id}/allocations",
+    }
 
 
 def test_every_member_the_client_reads_is_in_the_document(document, monkeypatch):

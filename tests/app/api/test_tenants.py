@@ -54,6 +54,8 @@ def jobs_of_alice(client, worker, alice):
 
     made = {"queued": make(), "running": another(), "succeeded": another(), "failed": another()}
     assert client.post("/calibrations", content=TEXT, headers=alice | {"Content-Type": "text/plain"}).is_success
+    announced = {"name": HIDDEN, "files": [{"path": path, "size": 2} for path in ("config.json", "a.safetensors")]}
+    assert client.post("/models", json=announced, headers=alice).status_code == 201
     worker.claim(made["running"])
     worker.succeed(made["succeeded"], {FILE: HIDDEN.encode(), "report.json": b"{}"})
     worker.fail(made["failed"], JobError(code="x", message=HIDDEN))
@@ -71,7 +73,8 @@ def operations(app):
 
 def filled(path, job_id, profile_id):
     # A route with another parameter belongs here, with a value that is alice's.
-    return path.format(job_id=job_id, profile_id=profile_id, name=FILE, upload_id=UPLOAD_ID)
+    values = {"job_id": job_id, "profile_id": profile_id, "name": FILE, "upload_id": UPLOAD_ID}
+    return path.format(**values, model_name=HIDDEN, file="config.json")
 
 
 def body_of(path):
@@ -87,7 +90,7 @@ def test_no_endpoint_shows_or_changes_data_of_other_tenants(app, client, jobs_of
         for job_id in jobs_of_alice.values() if "{" in path else [""]:
             for accept in ("*/*", "text/event-stream") if method == "get" else ("*/*",):
                 url = filled(path, job_id, profile_of_alice)
-                headers = bob | {"Accept": accept, "Prefer": "wait=0"}
+                headers = bob | {"Accept": accept, "Prefer": "wait=0", "Content-Range": "bytes 0-1/2"}
                 answer = client.request(method, url, headers=headers, **body_of(path))
                 assert HIDDEN not in answer.text, (method, path)
                 assert profile_of_alice not in answer.text, (method, path)
