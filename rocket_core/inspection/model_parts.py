@@ -20,9 +20,10 @@ from rocket_core.inspection.safetensors_headers import INDEX_NAME, SUFFIX, local
 MAX_PARTS = MAX_COMPANIONS
 """Most files of one model."""
 
-_PARTS = (CONFIG_NAME, INDEX_NAME, f"*{SUFFIX}", *COMPANIONS)
-# Weights in the layout of another library, next to those that transformers reads.
-_OTHERS = ("consolidated*",)
+PARTS = (CONFIG_NAME, INDEX_NAME, f"*{SUFFIX}", *COMPANIONS)
+"""Patterns of the files that make up a model."""
+OTHERS = ("consolidated*",)
+"""Exceptions: weights in the layout of another library, next to those that transformers reads."""
 # One folder deep; no name that a shell, a URL or a log would have to escape, and none that is hidden.
 _PATH = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,98}/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,98}")
 
@@ -103,5 +104,5 @@ def list_parts(folder: Path) -> list[str]:
 
 def _is_part(path: str) -> bool:
     # `*` matches `/` as well.
-    parts = (pattern for pattern in _PARTS if ("/" in pattern) == ("/" in path))
-    return any(fnmatchcase(path, part) for part in parts) and not any(fnmatchcase(path, other) for other in _OTHERS)
+    parts = (pattern for pattern in PARTS if ("/" in pattern) == ("/" in path))
+    return any(fnmatchcase(path, part) for part in parts) and not any(fnmatchcase(path, other) for other in OTHERS)

@@ -191,6 +191,39 @@ def test_another_ratio_can_be_chosen_from_a_profile(browser, service):
         expect(page.get_by_role("row", name="energy")).to_contain_text("Wh")
 
 
+def test_a_text_and_a_model_are_uploaded_and_used(browser, service, tmp_path):
+    (tmp_path / "my notes.txt").write_text("\n".join(f"line {number} of my own text" for number in range(200)))
+    folder = save_tiny_model("llama", tmp_path / "own-model")
+    (folder / "training.log").write_text("not a part of the model")
+    with open_page(browser, service) as page:
+        page.goto("/ui/new?samples=4&sequence_length=32&ratio=0.3")
+        page.get_by_text("Upload a model from this computer").click()
+        page.get_by_label("Drop a folder").set_input_files(folder)
+        expect(page.get_by_label("Model", exact=True)).to_have_value("upload/own-model", timeout=PATIENCE)
+        expect(page.get_by_label("Drop a folder").locator("..").get_by_role("status")).to_contain_text(
+            "upload/own-model"
+        )
+        # As a browser does when a file is dropped.
+        transfer = page.evaluate_handle(
+            "text => { const data = new DataTransfer(); data.items.add(new File([text], 'my notes.txt')); return data; }",
+            (tmp_path / "my notes.txt").read_text(),
+        )
+        page.locator("[data-drop=calibration]").dispatch_event("drop", {"dataTransfer": transfer})
+        expect(page.locator("#dataset option:checked")).to_have_text("my notes.txt (your upload)")
+        expect(page.locator("[data-drop=calibration] [role=status]")).to_contain_text("1 document")
+        expect(page.locator("#preview")).to_contain_text("parameters")
+        look_at(page, "uploads")
+        page.get_by_label("Drop a folder").set_input_files(folder)
+        expect(page.locator("[data-drop=model] [role=status]")).to_contain_text("sent")
+        page.get_by_label("Your own text").set_input_files(folder / "config.json")
+        expect(page.locator("[data-drop=calibration] [role=status]")).to_contain_text("neither .txt nor .jsonl")
+        (folder / "model.safetensors").unlink()
+        page.get_by_label("Drop a folder").set_input_files(folder)
+        expect(page.locator("[data-drop=model] [role=status]")).to_contain_text("safetensors")
+        page.get_by_role("button", name="Compress", exact=True).click()
+        finish(page)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
@@ -212,6 +245,7 @@ def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
             page.goto(address)
             if name == "new-job-with-profile":
                 expect(page.locator("#preview figure svg").first).to_be_visible()
+                page.get_by_text("Upload a model from this computer").click()
             look_at(page, name)
 
 

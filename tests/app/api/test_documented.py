@@ -145,9 +145,9 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         app.state.upload_receiver = receiver
         return answer
 
-    def incomplete():
+    def incomplete(path, body=BODY):
         announced("incomplete")
-        return client.post("/jobs", json=BODY | {"model_id": "upload/incomplete"})
+        return client.post(path, json=body | {"model_id": "upload/incomplete"})
 
     def without_a_hub(path, body=BODY):
         with socket.socket() as free:
@@ -298,7 +298,9 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("post", f"{model}/check", 404): lambda: client.post("/models/none/check"),
         ("post", f"{model}/check", 409): lambda: client.post("/models/new/check"),
         ("post", f"{model}/check", 422): refused,
-        ("post", "/jobs", 409): incomplete,
+        ("post", "/jobs", 409): lambda: incomplete("/jobs"),
+        ("post", "/estimates", 409): lambda: incomplete("/estimates"),
+        ("post", "/profiles", 409): lambda: incomplete("/profiles", without_target),
         ("delete", model, 204): lambda: client.delete("/models/new"),
         ("delete", model, 404): lambda: client.delete("/models/new"),
         ("delete", model, 409): one_model_in_use,
