@@ -16,7 +16,7 @@ from app.api.middleware.metrics import MetricsMiddleware
 from app.api.middleware.requests import BodyDeadlineMiddleware, BodyLimitMiddleware, RequestIdMiddleware
 from app.api.paths import PAGES, STATIC
 from app.api.problems import ERROR_HANDLERS, install_error_handlers, problems
-from app.api.routes import artifacts, calibrations, estimates, events, health, jobs, metrics, models, profiles
+from app.api.routes import artifacts, calibrations, estimates, events, health, jobs, metrics, models, profiles, webhooks
 from app.api.streams import Streams
 from app.api.tenant_shares import SharedThreads
 from app.api.uploaded_bodies import UploadReceiver
@@ -89,7 +89,7 @@ def create_app(
     app.state.upload_receiver = UploadReceiver(settings)
     app.state.sign_in_failures = FailureBudget()
     app.include_router(health.router)
-    for part in (jobs, events, artifacts, profiles, estimates, calibrations, models, metrics):
+    for part in (jobs, events, artifacts, profiles, estimates, calibrations, models, webhooks, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))
     app.state.problem_page = problem_page
     # For the pages: a session counts below their path only, and with the token that their forms have.

@@ -3,11 +3,11 @@
 import math
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from rocket_client._paths import header_text, job_path, profile_path, request_body, token_header
+from rocket_client._paths import header_text, job_path, profile_path, request_body, token_header, webhook_path
 from rocket_client._wire import Call, Request
 from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import (
@@ -19,12 +19,15 @@ from rocket_client.models import (
     LayerList,
     NamedList,
     NamedModelList,
+    NewWebhook,
     PredictedAllocation,
     Profile,
     ProfilePage,
     ReceivedFile,
     Upload,
     UploadedModel,
+    WebhookDetails,
+    WebhookList,
 )
 from rocket_core.report.schema import CompressionReport
 
@@ -196,6 +199,28 @@ def allocate(
 def delete_profile(profile_id: str) -> Request:
     """Return the request that deletes a profile."""
     return _delete(profile_path(profile_id))
+
+
+def create_webhook(url: str, *, events: Sequence[str] | None) -> Call[NewWebhook]:
+    """Return the request that creates a webhook."""
+    body = {"url": url} | ({} if events is None else {"events": list(events)})
+    # If the answer is lost, so is the secret.
+    return Call(method="POST", path="/webhooks", json=body, is_idempotent=False, answer=NewWebhook)
+
+
+def list_webhooks() -> Call[WebhookList]:
+    """Return the request for all webhooks."""
+    return Call(method="GET", path="/webhooks", answer=WebhookList)
+
+
+def get_webhook(webhook_id: str) -> Call[WebhookDetails]:
+    """Return the request for a webhook."""
+    return Call(method="GET", path=webhook_path(webhook_id), answer=WebhookDetails)
+
+
+def delete_webhook(webhook_id: str) -> Request:
+    """Return the request that deletes a webhook."""
+    return _delete(webhook_path(webhook_id))
 
 
 def models() -> Call[NamedModelList]:

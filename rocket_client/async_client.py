@@ -26,12 +26,15 @@ from rocket_client.models import (
     JobPage,
     Layer,
     NamedModel,
+    NewWebhook,
     PredictedAllocation,
     Profile,
     ProfilePage,
     Progress,
     Upload,
     UploadedModel,
+    Webhook,
+    WebhookDetails,
 )
 from rocket_core.report.schema import CompressionReport
 
@@ -310,6 +313,22 @@ class AsyncRocket:
             on_progress=on_progress,
         )
         return await fetch_artifacts_async(self._transport, request)
+
+    async def create_webhook(self, url: str, *, events: Sequence[str] | None = None) -> NewWebhook:
+        """See `Rocket.create_webhook`."""
+        return await self._transport.call(_endpoints.create_webhook(url, events=events))
+
+    async def list_webhooks(self) -> tuple[Webhook, ...]:
+        """See `Rocket.list_webhooks`."""
+        return (await self._transport.call(_endpoints.list_webhooks())).data
+
+    async def get_webhook(self, webhook_id: str) -> WebhookDetails:
+        """See `Rocket.get_webhook`."""
+        return await self._transport.call(_endpoints.get_webhook(webhook_id))
+
+    async def delete_webhook(self, webhook_id: str) -> None:
+        """See `Rocket.delete_webhook`."""
+        await self._transport.send(_endpoints.delete_webhook(webhook_id))
 
     async def list_models(self) -> tuple[NamedModel, ...]:
         """See `Rocket.list_models`."""

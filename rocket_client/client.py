@@ -25,12 +25,15 @@ from rocket_client.models import (
     JobPage,
     Layer,
     NamedModel,
+    NewWebhook,
     PredictedAllocation,
     Profile,
     ProfilePage,
     Progress,
     Upload,
     UploadedModel,
+    Webhook,
+    WebhookDetails,
 )
 from rocket_core.report.schema import CompressionReport
 
@@ -429,6 +432,30 @@ class Rocket:
             on_progress=on_progress,
         )
         return fetch_artifacts(self._transport, request)
+
+    def create_webhook(self, url: str, *, events: Sequence[str] | None = None) -> NewWebhook:
+        """Create a webhook, which the ends of your jobs are reported to.
+
+        Args:
+            url: where deliveries are sent, `https://HOST/PATH`.
+            events: `job.succeeded`, `job.failed`, `job.cancelled`; None for all.
+
+        Returns:
+            The webhook, with the secret that its deliveries are signed with; it cannot be read again.
+        """
+        return self._transport.call(_endpoints.create_webhook(url, events=events))
+
+    def list_webhooks(self) -> tuple[Webhook, ...]:
+        """Return your webhooks, oldest first."""
+        return self._transport.call(_endpoints.list_webhooks()).data
+
+    def get_webhook(self, webhook_id: str) -> WebhookDetails:
+        """Return a webhook, and its newest deliveries."""
+        return self._transport.call(_endpoints.get_webhook(webhook_id))
+
+    def delete_webhook(self, webhook_id: str) -> None:
+        """Delete a webhook, with what was not sent yet."""
+        self._transport.send(_endpoints.delete_webhook(webhook_id))
 
     def list_models(self) -> tuple[NamedModel, ...]:
         """Return what the server's models folder contains, and your uploads, also what no job can use yet."""

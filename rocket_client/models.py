@@ -401,6 +401,58 @@ class NamedList(Resource):
     data: tuple[Named, ...]
 
 
+class Webhook(Resource):
+    """An address that ends of jobs are reported to."""
+
+    id: str
+    """id of the webhook."""
+    url: str
+    """where deliveries are sent."""
+    events: tuple[str, ...]
+    """the events that are reported."""
+    created_at: datetime
+    """when it was created."""
+
+
+class NewWebhook(Webhook):
+    """A webhook that was just created."""
+
+    secret: str
+    """key that deliveries are signed with, `whsec_...`; it is not shown again."""
+
+
+class Delivery(Resource):
+    """A delivery to a webhook."""
+
+    id: str
+    """id of the delivery, the same in every attempt."""
+    event: str
+    """what happened."""
+    attempts: int
+    """number of attempts so far."""
+    created_at: datetime
+    """when it happened."""
+    next_attempt_at: datetime | None = None
+    """when it is sent next; None once it was delivered or given up."""
+    delivered_at: datetime | None = None
+    """when the receiver accepted it; None if it has not."""
+    error: str | None = None
+    """why the last attempt failed; None if it has not."""
+
+
+class WebhookDetails(Webhook):
+    """A webhook, and its newest deliveries."""
+
+    deliveries: tuple[Delivery, ...]
+    """at most 20, newest first."""
+
+
+class WebhookList(Resource):
+    """All webhooks."""
+
+    data: tuple[Webhook, ...]
+
+
 class Profile(Resource):
     """Profile of a model, independent of a ratio."""
 

@@ -218,6 +218,32 @@ class CalibrationList(_List):
     """the server's own datasets, then the caller's uploads."""
 
 
+class WebhookView(contract.Webhook, extra="forbid"):
+    """An address that ends of jobs are reported to."""
+
+
+class NewWebhookView(contract.NewWebhook, extra="forbid"):
+    """A webhook that was just created."""
+
+
+class DeliveryView(contract.Delivery, extra="forbid"):
+    """A delivery to a webhook."""
+
+
+class WebhookDetailsView(contract.WebhookDetails, extra="forbid"):
+    """A webhook, and its newest deliveries."""
+
+    deliveries: tuple[DeliveryView, ...]
+    """at most 20, newest first."""
+
+
+class WebhookList(_List):
+    """All webhooks."""
+
+    data: list[WebhookView]
+    """the webhooks, oldest first."""
+
+
 class ProfileView(FrozenModel):
     """The profile of a model: what is known before a ratio is chosen."""
 

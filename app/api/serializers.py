@@ -6,6 +6,7 @@ from app.api.resources import (
     AllocationView,
     ArtifactView,
     CalibrationView,
+    DeliveryView,
     EventView,
     Frontier,
     JobView,
@@ -19,12 +20,23 @@ from app.api.resources import (
     SizeView,
     UploadedFileView,
     UploadedPieceView,
+    WebhookView,
 )
 from app.services.models import UploadState
 from app.services.outputs import Layer
 from app.services.profiles import Predicted
 from app.shared.lifecycle import Status
-from app.shared.models import Artifact, Job, JobEvent, ModelFile, Profile, Upload, UploadedModel
+from app.shared.models import (
+    Artifact,
+    Job,
+    JobEvent,
+    ModelFile,
+    Profile,
+    Upload,
+    UploadedModel,
+    Webhook,
+    WebhookDelivery,
+)
 from app.shared.outcomes import JobError, JobResult
 from app.shared.requests import UPLOAD, CalibrationRequest, JobOptions, JobRequest, Queue
 from app.shared.settings import Settings
@@ -120,6 +132,24 @@ def model_upload_view(upload: UploadState, settings: Settings) -> ModelUploadVie
 def received_file_view(file: ModelFile) -> ReceivedFileView:
     """Return the view of a model's file."""
     return ReceivedFileView(path=file.path, size=file.size, received=file.received)
+
+
+def webhook_view(hook: Webhook) -> WebhookView:
+    """Return a webhook's view, without its secret."""
+    return WebhookView(id=hook.id, url=hook.url, events=tuple(hook.events.split()), created_at=hook.created_at)
+
+
+def delivery_view(delivery: WebhookDelivery) -> DeliveryView:
+    """Return a delivery's view."""
+    return DeliveryView(
+        id=delivery.id,
+        event=delivery.event,
+        attempts=delivery.attempt,
+        created_at=delivery.created_at,
+        next_attempt_at=delivery.available_at,
+        delivered_at=delivery.delivered_at,
+        error=delivery.error,
+    )
 
 
 def job_view(job: Job) -> JobView:

@@ -380,6 +380,19 @@ class ModelUploadRequest(_Stored):
         return self
 
 
+WebhookEvent = Literal["job.succeeded", "job.failed", "job.cancelled"]
+"""What is reported to a webhook."""
+
+
+class WebhookRequest(_Stored):
+    """A webhook to create."""
+
+    url: Annotated[str, Field(min_length=1, max_length=2000)]
+    """where deliveries are sent, `https://HOST/PATH` on the public internet unless the operator allows others."""
+    events: Annotated[tuple[WebhookEvent, ...], Field(min_length=1, max_length=3)] = get_args(WebhookEvent)
+    """the events to report: `job.succeeded`, `job.failed`, `job.cancelled`; all by default."""
+
+
 class AllocationRequest(_RequestModel):
     """The target of a predicted allocation: exactly one of the four."""
 

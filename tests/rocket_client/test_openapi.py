@@ -16,6 +16,7 @@ from rocket_client._download_state import DownloadRequest, FileDownload
 from rocket_client._wire import Call, Request
 from rocket_client.models import Artifact
 
+HOOK = "hook_" + "0" * 26
 JOB, PROFILE, UPLOAD = "job_" + "0" * 26, "prof_" + "0" * 26, "upload/" + "0" * 32
 TINY_LLAMA = Path(__file__).parents[2] / "examples" / "tiny-llama"
 CALIBRATION = {"dataset": "builtin", "samples": 3, "sequence_length": 64, "seed": 1}
@@ -79,6 +80,13 @@ METHODS = {
     # Requests the list first; the files that it requests next are in `FILE`.
     "download": [{"job_id": JOB, "folder": Path("out")}],
     "models": [{}],
+    "create_webhook": [
+        {"url": "https://example.org"},
+        {"url": "https://example.org", "events": ["job.failed"]},
+    ],
+    "list_webhooks": [{}],
+    "get_webhook": [{"webhook_id": HOOK}],
+    "delete_webhook": [{"webhook_id": HOOK}],
     "calibrations": [{}],
 }
 ASKING_NOTHING = {"server", "close"}
@@ -116,6 +124,7 @@ READ = {
     "DELETE /profiles/{profile_id}": None,
     "DELETE /calibrations/{upload_id}": None,
     "DELETE /models/{model_name}": None,
+    "DELETE /webhooks/{webhook_id}": None,
 }
 
 
@@ -251,6 +260,7 @@ def test_every_request_body_matches_the_document(document, connect, monkeypatch)
             assert [str(error) for error in errors] == [], name
     assert seen == {
         "POST /models",
+        "POST /webhooks",
         "POST /jobs",
         "POST /profiles",
         "POST /estimates",

@@ -205,7 +205,7 @@ def test_a_text_and_a_model_are_uploaded_and_used(browser, service, tmp_path):
         )
         # As a browser does when a file is dropped.
         transfer = page.evaluate_handle(
-            "text => { const data = new DataTransfer(); data.items.add(new File([text], 'my notes.txt')); return data; }",
+            "text => { const it = new DataTransfer(); it.items.add(new File([text], 'my notes.txt')); return it; }",
             (tmp_path / "my notes.txt").read_text(),
         )
         page.locator("[data-drop=calibration]").dispatch_event("drop", {"dataTransfer": transfer})

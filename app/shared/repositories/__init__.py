@@ -9,4 +9,5 @@
 `statistics`  figures about all jobs, and about ended attempts
 `sweeps`      work of the reconciler: notify, reclaim, expire
 `tenants`     owners of jobs, and their quotas
+`webhooks`    addresses that ends of jobs are reported to, and the deliveries
 """

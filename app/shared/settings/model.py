@@ -76,7 +76,7 @@ class Settings(BaseSettings):
     secret_key: SecretStr | None = Field(
         default=None,
         description="32 random bytes as URL-safe base 64, the same for all processes; encrypts Hub tokens that come "
-        "with jobs; default a file in the data folder",
+        "with jobs, and the keys of webhooks; default a file in the data folder",
     )
     allowed_hosts: str = Field(
         default="",
@@ -206,6 +206,14 @@ class Settings(BaseSettings):
     )
     model_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = Field(
         default=None, description="days after which an uploaded model that no job has used is deleted; default never"
+    )
+    max_webhooks: Annotated[int, Field(ge=0)] = Field(
+        default=10, description="quota of a tenant: webhooks; 0 to allow none"
+    )
+    webhooks_allow_private: bool = Field(
+        default=False,
+        description="send webhooks also over plain HTTP and into private networks, including this machine; anyone "
+        "with a key can then make workers send requests there",
     )
     max_profiles: Annotated[int, Field(ge=1)] = Field(
         default=100,

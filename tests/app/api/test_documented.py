@@ -33,6 +33,7 @@ OTHER_REFUSALS = {
     ("get", "/jobs/{job_id}/events", 429),
     ("post", "/calibrations", 429),
     ("post", "/models", 429),
+    ("post", "/webhooks", 429),
     ("put", "/models/{model_name}/files/{file}", 429),
 }
 NO_UPLOAD = "upload/" + "0" * 32
@@ -119,6 +120,9 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         announced(name)
         span = {"Content-Range": f"bytes 0-1/{size}"}
         return client.put(f"/models/{name}/files/{file}", content=content, headers=span)
+
+    def hooked():
+        return client.post("/webhooks", json={"url": "https://example.org/hook"})
 
     def judged():
         folder = settings.models_folder / "tiny"
@@ -305,6 +309,18 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("delete", model, 404): lambda: client.delete("/models/new"),
         ("delete", model, 409): one_model_in_use,
         ("get", "/calibrations", 200): lambda: client.get("/calibrations"),
+        ("post", "/webhooks", 201): hooked,
+        ("post", "/webhooks", 400): lambda: client.post("/webhooks", content=b"{", headers=json_type),
+        ("post", "/webhooks", 413): lambda: client.post("/webhooks", content=b" " * 5000, headers=json_type),
+        ("post", "/webhooks", 415): lambda: client.post("/webhooks", content=b"{}", headers=text_type),
+        ("post", "/webhooks", 422): lambda: client.post("/webhooks", json={"url": "http://example.org"}),
+        ("post", "/webhooks", 429): lambda: with_limits(hooked, max_webhooks=0),
+        ("post", "/webhooks", 507): lambda: without_room(hooked),
+        ("get", "/webhooks", 200): lambda: client.get("/webhooks"),
+        ("get", "/webhooks/{webhook_id}", 200): lambda: client.get(hooked().headers["Location"]),
+        ("get", "/webhooks/{webhook_id}", 404): lambda: client.get("/webhooks/x"),
+        ("delete", "/webhooks/{webhook_id}", 204): lambda: client.delete(hooked().headers["Location"]),
+        ("delete", "/webhooks/{webhook_id}", 404): lambda: client.delete("/webhooks/hook_" + "0" * 26),
         ("get", "/healthz", 200): lambda: client.get("/healthz"),
         ("get", "/readyz", 200): lambda: client.get("/readyz"),
         ("get", "/metrics", 200): lambda: client.get("/metrics"),
