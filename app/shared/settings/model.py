@@ -207,6 +207,11 @@ class Settings(BaseSettings):
     model_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = Field(
         default=None, description="days after which an uploaded model that no job has used is deleted; default never"
     )
+    tenants_manage_keys: bool = Field(
+        default=False,
+        description="let users who are signed in with a key that may write create and revoke the API keys of their "
+        "tenant on the page `/ui/keys`; a new key gets no scope that theirs lacks",
+    )
     max_webhooks: Annotated[int, Field(ge=0)] = Field(
         default=10, description="quota of a tenant: webhooks; 0 to allow none"
     )

@@ -69,6 +69,7 @@ def test_every_setting_is_read_from_its_variable(monkeypatch, tmp_path):
         "ROCKET_MAX_MODELS": "7",
         "ROCKET_UNFINISHED_MODEL_HOURS": "7",
         "ROCKET_MODEL_RETENTION_DAYS": "7",
+        "ROCKET_TENANTS_MANAGE_KEYS": "True",
         "ROCKET_MAX_WEBHOOKS": "7",
         "ROCKET_WEBHOOKS_ALLOW_PRIVATE": "True",
         "ROCKET_MAX_PROFILES": "7",
