@@ -74,7 +74,7 @@ def upload_steps(folder: Path, name: str | None, on_progress: Callable[[UploadPr
 
 
 def advance(steps: Steps, answer: object) -> Call[Any] | UploadedModel:
-    """Return the next request, given the answer to the last one, or the model if there is none."""
+    """Return the next request, given the answer to the last one, or the model after the last one."""
     try:
         return steps.send(answer)
     except StopIteration as end:

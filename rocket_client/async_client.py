@@ -1,7 +1,6 @@
 """`AsyncRocket`: an asynchronous client of the service."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -9,13 +8,13 @@ from typing import Self
 from pydantic import JsonValue
 
 from rocket_client import _endpoints
+from rocket_client._account import AsyncAccount
 from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key, noop
 from rocket_client._download import choose_artifacts, fetch_artifacts_async, nothing_to_download
 from rocket_client._download_state import DownloadedFile, DownloadProgress, DownloadRequest
 from rocket_client._events import follow_events_async
-from rocket_client._model_upload import UploadProgress, advance, upload_steps
 from rocket_client._paths import job_path, target
-from rocket_client._transport import AsyncTransport, in_thread
+from rocket_client._transport import AsyncTransport
 from rocket_client._wire import RetryNotice
 from rocket_client.models import (
     Artifact,
@@ -25,21 +24,15 @@ from rocket_client.models import (
     Job,
     JobPage,
     Layer,
-    NamedModel,
-    NewWebhook,
     PredictedAllocation,
     Profile,
     ProfilePage,
     Progress,
-    Upload,
-    UploadedModel,
-    Webhook,
-    WebhookDetails,
 )
 from rocket_core.report.schema import CompressionReport
 
 
-class AsyncRocket:
+class AsyncRocket(AsyncAccount):
     """A client of the service for asyncio: the methods of `Rocket` as coroutines, with the same arguments.
 
     Retries, errors and results are the same too; `events` and `iterate_jobs` are asynchronous iterators. Many calls may
@@ -162,36 +155,6 @@ class AsyncRocket:
         settings |= {"benchmark": benchmark, "options": options} | target(ratio, target_bytes, bits, options)
         return await self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
 
-    async def upload(self, file: Path) -> Upload:
-        """See `Rocket.upload`."""
-        return await self._transport.call(_endpoints.upload(file))
-
-    async def upload_model(
-        self,
-        folder: Path,
-        *,
-        name: str | None = None,
-        patience: float = LASTING_PATIENCE,
-        on_progress: Callable[[UploadProgress], None] = noop,
-    ) -> UploadedModel:
-        """See `Rocket.upload_model`; `on_progress` is called in a thread."""
-        steps, answer = upload_steps(folder, name, on_progress), None
-        while not isinstance(step := await in_thread(partial(advance, steps, answer)), UploadedModel):
-            answer = await self._transport.call(step, patience=patience)
-        return step
-
-    async def delete_model(self, model_id: str) -> None:
-        """See `Rocket.delete_model`."""
-        await self._transport.send(_endpoints.delete_model(model_id))
-
-    async def get_upload(self, upload_id: str) -> Upload:
-        """See `Rocket.get_upload`."""
-        return await self._transport.call(_endpoints.get_upload(upload_id))
-
-    async def delete_upload(self, upload_id: str) -> None:
-        """See `Rocket.delete_upload`."""
-        await self._transport.send(_endpoints.delete_upload(upload_id))
-
     async def get_job(self, job_id: str) -> Job:
         """See `Rocket.get_job`."""
         return await self._transport.call(_endpoints.get_job(job_id))
@@ -313,31 +276,3 @@ class AsyncRocket:
             on_progress=on_progress,
         )
         return await fetch_artifacts_async(self._transport, request)
-
-    async def create_webhook(self, url: str, *, events: Sequence[str] | None = None) -> NewWebhook:
-        """See `Rocket.create_webhook`."""
-        return await self._transport.call(_endpoints.create_webhook(url, events=events))
-
-    async def list_webhooks(self) -> tuple[Webhook, ...]:
-        """See `Rocket.list_webhooks`."""
-        return (await self._transport.call(_endpoints.list_webhooks())).data
-
-    async def get_webhook(self, webhook_id: str) -> WebhookDetails:
-        """See `Rocket.get_webhook`."""
-        return await self._transport.call(_endpoints.get_webhook(webhook_id))
-
-    async def delete_webhook(self, webhook_id: str) -> None:
-        """See `Rocket.delete_webhook`."""
-        await self._transport.send(_endpoints.delete_webhook(webhook_id))
-
-    async def list_models(self) -> tuple[NamedModel, ...]:
-        """See `Rocket.list_models`."""
-        return (await self._transport.call(_endpoints.models())).data
-
-    async def models(self) -> list[str]:
-        """See `Rocket.models`."""
-        return [named.id for named in await self.list_models() if named.problem is None]
-
-    async def calibrations(self) -> list[str]:
-        """See `Rocket.calibrations`."""
-        return [named.id for named in (await self._transport.call(_endpoints.calibrations())).data]

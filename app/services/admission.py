@@ -81,7 +81,7 @@ def start_template() -> None:
 
 
 def no_uploads(owner: str, name: str) -> Path:
-    """Refuse the name of an uploaded model, where there are none."""
+    """Refuse the name of an uploaded model, in a service that accepts none."""
     del owner, name
     raise ModelNotFoundError("this service accepts no uploaded models; GET /models lists those it has")
 

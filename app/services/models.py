@@ -22,7 +22,8 @@ from app.shared.models import ModelFile, ModelPiece, UploadedModel
 from app.shared.repositories import audit, models, tenants
 from app.shared.repositories.audit import Action, Actor
 from app.shared.repositories.models import NewPiece, RemovedModel
-from app.shared.requests import UPLOAD, JobRequest, ModelUploadRequest
+from app.shared.requests import UPLOAD, JobRequest
+from app.shared.resource_requests import ModelUploadRequest
 from rocket_core.errors import RocketError
 from rocket_core.inspection.model_parts import check_part, check_parts, is_weights
 from rocket_core.inspection.safetensors_headers import PREFIX_BYTES, header_length
@@ -80,7 +81,7 @@ class UploadState:
 
 
 def parse_digest(header: str | None) -> str | None:
-    """Return the SHA-256 of a `Content-Digest` header, hexadecimal; None if there is none.
+    """Return the SHA-256 of a `Content-Digest` header, hexadecimal; None if it is missing.
 
     Raises:
         InvalidRequestError: the header is not valid.

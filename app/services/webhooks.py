@@ -12,7 +12,7 @@ from app.shared.errors import QuotaExceededError
 from app.shared.models import Webhook, WebhookDelivery
 from app.shared.repositories import audit, tenants, webhooks
 from app.shared.repositories.audit import Action, Actor
-from app.shared.requests import WebhookRequest
+from app.shared.resource_requests import WebhookRequest
 from app.shared.webhook_addresses import parse_destination
 
 _SECRET_BYTES = 32

@@ -30,7 +30,7 @@ class FoundModel:
 
 
 def find_models(settings: Settings) -> list[FoundModel]:
-    """Return the subfolders of the models folder, and files of weights in it, which are no models by themselves."""
+    """Return the subfolders of the models folder, and files of weights in it, which alone do not make up models."""
     found = [path for path in _entries(settings.models_folder) if path.is_dir() or path.suffix in WEIGHT_SUFFIXES]
     return [FoundModel(id=LOCAL + path.name, problem=_problem(path)) for path in found]
 
@@ -78,7 +78,7 @@ def find_dataset(settings: Settings, dataset: str) -> str:
 
 
 def _problem(path: Path) -> str | None:
-    """Return what an entry of the models folder is, if it is no model, without its place on this machine."""
+    """Return what an entry of the models folder is instead of a model, without its place on this machine."""
     if not path.is_dir():
         return f"it is a file; {advice_on_contents([path.name])}"
     entries = _entries(path)

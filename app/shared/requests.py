@@ -41,7 +41,9 @@ _MAX_TASKS = 16
 _UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
 
 
-class _RequestModel(FrozenModel):
+class RequestModel(FrozenModel):
+    """A part of a request."""
+
     model_config = ConfigDict(hide_input_in_errors=True)
 
     @model_validator(mode="before")
@@ -54,23 +56,13 @@ class _RequestModel(FrozenModel):
         return data
 
 
-def _model_id(text: str) -> str:
+def check_model_id(text: str) -> str:
+    """Return the id of a model, if it is valid; raises ValueError."""
     # The Hub refuses "--" and ".." in a repository id; ".." could also leave a folder.
     if not _MODEL_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
         raise ValueError(
             "is not a valid model id; use `namespace/name` (Hub), or `local/NAME` or `upload/NAME` (see GET /models)"
         )
-    return text
-
-
-def _model_name(text: str) -> str:
-    try:
-        _model_id(UPLOAD + text)
-    except ValueError:
-        raise ValueError(
-            "is not a valid name for a model; use up to 96 letters, digits, dots, dashes and underscores, without "
-            "`--` and `..`, that begin and end with a letter, digit or underscore"
-        ) from None
     return text
 
 
@@ -96,7 +88,7 @@ def _task(text: str) -> str:
     return text
 
 
-class CalibrationRequest(_RequestModel):
+class CalibrationRequest(RequestModel):
     """The data that the model is calibrated on."""
 
     dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
@@ -113,7 +105,7 @@ class CalibrationRequest(_RequestModel):
     """seed for drawing samples, 0 (the default) to 2⁶³ - 1."""
 
 
-class EvaluationRequest(_RequestModel):
+class EvaluationRequest(RequestModel):
     """How the result is compared with the dense model, once its files are written.
 
     It does not change the artifacts. Unlike a compression, which holds one block, it needs memory for the whole model,
@@ -152,7 +144,7 @@ _Labels = Annotated[
 
 
 # A job's record has the values of its preset, whatever the presets of a later version contain.
-class JobOptions(MethodOptions, _RequestModel):
+class JobOptions(MethodOptions, RequestModel):
     """How to compress."""
 
     # Clients of earlier versions download either of them without having asked for it.
@@ -163,7 +155,7 @@ class JobOptions(MethodOptions, _RequestModel):
     """
 
 
-class _Stored(_RequestModel):
+class StoredRequest(RequestModel):
     """A request that becomes part of a row."""
 
     @model_validator(mode="before")
@@ -174,10 +166,10 @@ class _Stored(_RequestModel):
         return data
 
 
-class JobRequest(_Stored):
+class JobRequest(StoredRequest):
     """The work of a job: with a target it compresses a model, without one it profiles the model's layers."""
 
-    model_id: Annotated[str, AfterValidator(_model_id)]
+    model_id: Annotated[str, AfterValidator(check_model_id)]
     """`namespace/name` on the Hub, `local/NAME` in the operator's models folder, or your own `upload/NAME`."""
     revision: Annotated[str, AfterValidator(_revision)] | None = None
     """branch, tag or commit of a repository on the Hub."""
@@ -324,10 +316,10 @@ class CompressionRequest(JobRequest):
         return self
 
 
-class ProfileRequest(_Stored):
+class ProfileRequest(StoredRequest):
     """A model whose layers are to be profiled; only `model_id` is required."""
 
-    model_id: Annotated[str, AfterValidator(_model_id)]
+    model_id: Annotated[str, AfterValidator(check_model_id)]
     """`namespace/name` on the Hub, `local/NAME` in the operator's models folder, or your own `upload/NAME`."""
     revision: Annotated[str, AfterValidator(_revision)] | None = None
     """branch, tag or commit of a repository on the Hub."""
@@ -355,45 +347,7 @@ class ProfileRequest(_Stored):
         return JobRequest.model_validate(self.model_dump())
 
 
-class AnnouncedFile(_RequestModel):
-    """A file of a model to upload."""
-
-    path: Annotated[str, Field(min_length=1, max_length=200)]
-    """its path in the model's folder, such as `model.safetensors`."""
-    size: Annotated[int, Field(ge=0, lt=2**63)]
-    """its size in bytes."""
-
-
-class ModelUploadRequest(_Stored):
-    """A model to upload: its name, and the files that make it up."""
-
-    name: Annotated[str, AfterValidator(_model_name)]
-    """the name that you choose; jobs then use `upload/NAME`."""
-    files: Annotated[tuple[AnnouncedFile, ...], Field(min_length=1, max_length=1000)]
-    """config.json, safetensors, the files of the tokenizer, licences."""
-
-    @model_validator(mode="after")
-    def _paths_differ(self) -> "ModelUploadRequest":
-        # Some file systems ignore case.
-        if len({file.path.lower() for file in self.files}) < len(self.files):
-            raise ValueError("two files have the same path; announce each file once")
-        return self
-
-
-WebhookEvent = Literal["job.succeeded", "job.failed", "job.cancelled"]
-"""What is reported to a webhook."""
-
-
-class WebhookRequest(_Stored):
-    """A webhook to create."""
-
-    url: Annotated[str, Field(min_length=1, max_length=2000)]
-    """where deliveries are sent, `https://HOST/PATH` on the public internet unless the operator allows others."""
-    events: Annotated[tuple[WebhookEvent, ...], Field(min_length=1, max_length=3)] = get_args(WebhookEvent)
-    """the events to report: `job.succeeded`, `job.failed`, `job.cancelled`; all by default."""
-
-
-class AllocationRequest(_RequestModel):
+class AllocationRequest(RequestModel):
     """The target of a predicted allocation: exactly one of the four."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None

@@ -41,7 +41,7 @@ def check_part(path: str, size: int) -> None:
         size: its size in bytes.
 
     Raises:
-        CheckpointFormatError: it is no part of such a model.
+        CheckpointFormatError: it is not a part of such a model.
         UnsafeFileError: its name is not valid, or it is larger than such a file can be.
     """
     if not _PATH.fullmatch(path) or ".." in path:
@@ -51,7 +51,7 @@ def check_part(path: str, size: int) -> None:
         )
     if not _is_part(path) and path != ADAPTER_NAME:
         raise CheckpointFormatError(
-            f"{path} is no part of a model that can be compressed; leave it out, and send config.json, safetensors "
+            f"{path} is not a part of a model that can be compressed; leave it out, and send config.json, safetensors "
             "and the tokenizer's files"
         )
     limit = None if is_weights(path) else size_limit(Path(path))

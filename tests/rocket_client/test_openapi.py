@@ -206,7 +206,7 @@ def requests(connect, monkeypatch):
 
 
 def test_every_method_of_the_client_is_covered():
-    methods = {name for name in vars(Rocket) if not name.startswith("_")}
+    methods = {name for name in dir(Rocket) if not name.startswith("_")}
     assert set(METHODS) == methods - ASKING_NOTHING
     for method, ways in METHODS.items():
         told = {"patience", "on_news", "on_progress", "exports"}

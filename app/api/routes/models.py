@@ -17,7 +17,7 @@ from app.services import models
 from app.services.models import Range, parse_digest
 from app.shared import catalog
 from app.shared.errors import UploadedModelNotFoundError
-from app.shared.requests import ModelUploadRequest
+from app.shared.resource_requests import ModelUploadRequest
 
 PATH = "/models"
 PIECE_PATH = re.compile(rf"(?:/ui)?{PATH}/[^/]+/files/.+")

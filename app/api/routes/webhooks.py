@@ -12,7 +12,7 @@ from app.api.resources import NewWebhookView, WebhookDetailsView, WebhookList
 from app.api.serializers import delivery_view, webhook_view
 from app.services import webhooks
 from app.shared.errors import WebhookNotFoundError
-from app.shared.requests import WebhookRequest
+from app.shared.resource_requests import WebhookRequest
 
 PATH = "/webhooks"
 

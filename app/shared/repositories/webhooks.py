@@ -93,7 +93,7 @@ def is_delivery_due(session: Session) -> bool:
 
 
 def claim_delivery(session: Session) -> DueDelivery | None:
-    """Return a delivery that is due, which no other process attempts for the next minutes; None if there is none."""
+    """Return a delivery that is due, which no other process attempts for the next minutes; None if nothing is due."""
     at = now(session)
     due = (
         select(WebhookDelivery)

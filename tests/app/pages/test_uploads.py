@@ -27,7 +27,7 @@ def test_a_session_uploads_only_with_its_token(client, token):
         assert client.post("/ui/models", json=body, headers=headers).status_code == expected
     sent = client.put("/ui/models/mine/files/config.json", content=b"{}", headers=span)
     assert sent.status_code == 403
-    # Elsewhere, the cookie alone is no access.
+    # Elsewhere, the cookie alone does not give access.
     assert client.post("/calibrations", content=b"text", headers=TEXT | {"X-CSRF-Token": token}).status_code == 401
 
 
