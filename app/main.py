@@ -20,7 +20,7 @@ from app.api.routes import artifacts, calibrations, estimates, events, health, j
 from app.api.streams import Streams
 from app.api.tenant_shares import SharedThreads
 from app.api.uploaded_bodies import UploadReceiver
-from app.pages import api_keys, compare, downloads, new_job, sign_in
+from app.pages import api_browser, api_keys, compare, downloads, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
 from app.pages import profiles as pages_of_profiles
 from app.pages.forms import CSRF
@@ -95,7 +95,7 @@ def create_app(
     # For the pages: a session counts below their path only, and with the token that their forms have.
     for part in (calibrations, models):
         app.include_router(part.router, prefix=PAGES, dependencies=[CSRF], include_in_schema=False)
-    for page in (pages_of_jobs, downloads, new_job, pages_of_profiles, compare, api_keys, sign_in):
+    for page in (pages_of_jobs, downloads, new_job, pages_of_profiles, compare, api_keys, api_browser, sign_in):
         app.include_router(page.router)
     app.mount(STATIC, StaticFiles(packages=[("app.pages", "static"), ("rocket_core.report", "static")]))
     # Middleware added last sees a request first.

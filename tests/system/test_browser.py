@@ -236,6 +236,7 @@ def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
         "profiles": "/ui/profiles",
         "profile": f"/ui/profiles/{jobs[0]['profile_id']}",
         "compare": "/ui/compare?" + "&".join(f"job={job_id}" for job_id in done),
+        "api": "/docs",
         "sign-in": "/ui/sign-in",
         "not-found": "/ui/jobs/job_" + "0" * 26,
         "report": f"/jobs/{done[0]}/report",
@@ -296,7 +297,7 @@ def test_a_job_can_be_made_and_cancelled_with_the_keyboard(browser, service):
 
 def test_with_keys_users_must_sign_in(browser, tmp_path):
     data = tmp_path / "data"
-    service = Service(data)
+    service = Service(data, ROCKET_TENANTS_MANAGE_KEYS="true")
     made = subprocess.run(
         [ROCKET, "admin", "keys", "create", "alice", "--data-dir", data], check=True, capture_output=True, text=True
     )
@@ -314,6 +315,15 @@ def test_with_keys_users_must_sign_in(browser, tmp_path):
             [cookie] = page.context.cookies()
             assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Lax")
             look_at(page, "signed-in")
+            page.get_by_role("link", name="API keys").click()
+            page.get_by_label("Label").fill("another")
+            page.get_by_role("button", name="Create").click()
+            expect(page.get_by_role("status")).to_contain_text("rk_")
+            look_at(page, "keys")
+            page.goto("/docs#get-jobs")
+            page.get_by_role("button", name="Try it").locator("visible=true").click()
+            expect(page.get_by_label("answer of /jobs", exact=True)).to_contain_text('"has_more": false')
+            page.goto("/ui/profiles")
             page.goto("/ui/new")
             page.get_by_label("Model", exact=True).fill("local/none")
             page.keyboard.press("Tab")
