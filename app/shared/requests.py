@@ -4,7 +4,7 @@ import hashlib
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from rocket_core.config import (
     BUILTIN_DATASET,
@@ -39,6 +39,13 @@ _MAX_MEMBERS = 1024
 _MAX_METADATA = 16
 _MAX_TASKS = 16
 _UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
+
+
+def _is_fraction(value: Any) -> Any:
+    # The bounds alone do not say what to send.
+    if isinstance(value, int | float) and value >= 1:
+        raise ValueError("is a fraction below 1; to remove 30 %, send 0.3")
+    return value
 
 
 class RequestModel(FrozenModel):
@@ -173,7 +180,7 @@ class JobRequest(StoredRequest):
     """`namespace/name` on the Hub, `local/NAME` in the operator's models folder, or your own `upload/NAME`."""
     revision: Annotated[str, AfterValidator(_revision)] | None = None
     """branch, tag or commit of a repository on the Hub."""
-    ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    ratio: Annotated[float, BeforeValidator(_is_fraction), Field(ge=0, lt=1)] | None = None
     """fraction of the compressible parameters to remove, [0, 1)."""
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     """upper bound on the bytes of the artifact that the option `engine` reads, in place of a ratio: of all safetensors
@@ -350,7 +357,7 @@ class ProfileRequest(StoredRequest):
 class AllocationRequest(RequestModel):
     """The target of a predicted allocation: exactly one of the four."""
 
-    ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    ratio: Annotated[float, BeforeValidator(_is_fraction), Field(ge=0, lt=1)] | None = None
     """fraction to remove, [0, 1), of the compressible parameters, or of bytes if that is the profile's budget unit."""
     model_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """upper bound on the bytes of all weights of the model; the best model within it is predicted."""

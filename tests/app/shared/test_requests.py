@@ -4,7 +4,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from app.shared.requests import EvaluationRequest, JobOptions, JobRequest
+from app.shared.requests import CompressionRequest, EvaluationRequest, JobOptions, JobRequest
 from rocket_core.config import CompressionConfig, EvaluationConfig
 
 
@@ -231,3 +231,11 @@ def test_too_deeply_nested_values_are_refused():
     for body in ({"metadata": {"a": nested}}, {"options": nested}, {"calibration": {"seed": nested}}):
         with pytest.raises(ValidationError):
             JobRequest.model_validate({"model_id": "a/b", "ratio": 0.3} | body)
+
+
+@pytest.mark.parametrize("kind", [JobRequest, CompressionRequest])
+@pytest.mark.parametrize("ratio", [1, 30, 1.5])
+def test_a_ratio_in_percent_is_refused_with_a_fraction(kind, ratio):
+    with pytest.raises(ValidationError, match=r"to remove 30 %, send 0\.3") as refused:
+        kind(model_id="local/tiny", ratio=ratio)
+    assert refused.value.errors()[0]["loc"] == ("ratio",)
