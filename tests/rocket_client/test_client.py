@@ -191,7 +191,7 @@ def test_a_refusal_has_the_members_of_the_problem_document(client):
 
     error = refused.value
     assert (error.status, error.code, error.param) == (422, "invalid_request", "ratio")
-    assert "a fraction below 1" in str(error)
+    assert "less than 1" in str(error)
     assert error.request_id
 
 
