@@ -43,8 +43,8 @@ _UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
 
 def _is_fraction(value: Any) -> Any:
     # The bounds alone do not say what to send.
-    is_number = isinstance(value, int | float) or (isinstance(value, str) and value.replace(".", "", 1).isdecimal())
-    if is_number and float(value) >= 1:
+    number = float(value) if isinstance(value, str) and value.replace(".", "", 1).isdecimal() else value
+    if isinstance(number, int | float) and number >= 1:
         raise ValueError("should be less than 1; to remove 30 %, write 0.3")
     return value
 

@@ -234,7 +234,7 @@ def test_too_deeply_nested_values_are_refused():
 
 
 @pytest.mark.parametrize("kind", [JobRequest, CompressionRequest])
-@pytest.mark.parametrize("ratio", [1, 30, 1.5, "30", "1.0"])
+@pytest.mark.parametrize("ratio", [1, 30, 1.5, "30", "1.0", 10**400, "9" * 400])
 def test_a_ratio_in_percent_is_refused_with_a_fraction(kind, ratio):
     with pytest.raises(ValidationError, match=r"to remove 30 %, write 0\.3") as refused:
         kind(model_id="local/tiny", ratio=ratio)
