@@ -315,7 +315,7 @@ def _delete(session: Session, model: UploadedModel) -> RemovedModel:
     return removed
 
 
-def _mine(owner: str, name: str) -> Select[tuple[UploadedModel]]:
+def _mine(owner: str, name: str) -> Select[UploadedModel]:
     return select(UploadedModel).where(UploadedModel.owner == owner, UploadedModel.name == name)
 
 
