@@ -14,27 +14,29 @@ from app.api.middleware.access import REFUSALS, AccessMiddleware
 from app.api.middleware.forwarding import ForwardingMiddleware
 from app.api.middleware.metrics import MetricsMiddleware
 from app.api.middleware.requests import BodyDeadlineMiddleware, BodyLimitMiddleware, RequestIdMiddleware
-from app.api.paths import STATIC
+from app.api.paths import PAGES, STATIC
 from app.api.problems import ERROR_HANDLERS, install_error_handlers, problems
 from app.api.routes import (
     artifacts,
     calibrations,
-    catalog,
     estimates,
     evaluations,
     events,
     health,
     jobs,
     metrics,
+    models,
     profiles,
+    webhooks,
 )
 from app.api.streams import Streams
 from app.api.tenant_shares import SharedThreads
 from app.api.uploaded_bodies import UploadReceiver
-from app.pages import compare, downloads, new_job, sign_in
+from app.pages import api_browser, api_keys, compare, downloads, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
 from app.pages import models as pages_of_models
 from app.pages import profiles as pages_of_profiles
+from app.pages.forms import CSRF
 from app.pages.rendering import problem_page
 from app.services.admission import start_template, template_kept
 from app.services.context import open_context
@@ -46,6 +48,8 @@ from app.shared.metrics import HttpMetrics, create_registry
 from app.shared.settings import Settings
 from rocket_core import __version__
 
+# Requests with larger bodies than others.
+UPLOADS = (("POST", calibrations.BODY_PATH), ("PUT", models.PIECE_PATH))
 # Threads share an interpreter with the event loop, which waits for each busy one; more would not answer sooner.
 _REQUEST_THREADS = 16
 # Separate from the threads of other requests, so that a hanging store cannot exhaust those.
@@ -98,15 +102,19 @@ def create_app(
     app.state.upload_receiver = UploadReceiver(settings)
     app.state.sign_in_failures = FailureBudget()
     app.include_router(health.router)
-    for part in (jobs, events, artifacts, evaluations, profiles, estimates, calibrations, catalog, metrics):
+    for part in (jobs, events, artifacts, evaluations, profiles, estimates, calibrations, models, webhooks, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))
     app.state.problem_page = problem_page
-    for page in (pages_of_jobs, downloads, new_job, pages_of_profiles, pages_of_models, compare, sign_in):
+    # For the pages: a session counts below their path only, and with the token that their forms have.
+    for part in (calibrations, models):
+        app.include_router(part.router, prefix=PAGES, dependencies=[CSRF], include_in_schema=False)
+    pages = (pages_of_jobs, downloads, new_job, pages_of_profiles, pages_of_models, compare)
+    for page in (*pages, api_keys, api_browser, sign_in):
         app.include_router(page.router)
     app.mount(STATIC, StaticFiles(packages=[("app.pages", "static"), ("rocket_core.report", "static")]))
     # Middleware added last sees a request first.
-    uploads = {("POST", calibrations.PATH): settings.max_upload_bytes}
-    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes, exceptions=uploads)
+    exceptions = ((method, path, settings.max_upload_bytes) for method, path in UPLOADS)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes, exceptions=tuple(exceptions))
     app.add_middleware(BodyDeadlineMiddleware, seconds=settings.body_seconds, min_rate=settings.min_body_rate)
     app.add_middleware(AccessMiddleware, context=context, address=address)
     app.add_middleware(ExceptionMiddleware, handlers=ERROR_HANDLERS)

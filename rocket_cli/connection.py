@@ -107,7 +107,7 @@ def explain_names(
     """Return a refusal of a name with the server's names and the nearest one; return any other error unchanged."""
     if error.code == "hub_unavailable":
         return _explain_outage(rocket, error, model_id)
-    if error.code == "model_not_found" or error.param == "model_id":
+    if error.code in {"model_not_found", "model_upload_not_found"} or error.param == "model_id":
         return _explain_name(error, model_id, rocket.models, "models")
     names = [name for name in datasets if name is not None]
     if names and (error.code == "unknown_dataset" or (error.param or "").endswith(".dataset")):

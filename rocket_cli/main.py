@@ -24,6 +24,7 @@ from rocket_cli.commands import (
     profile,
     push,
     submit,
+    upload,
     watch,
 )
 from rocket_cli.exit_codes import MEANINGS, missing_extra, report_failure
@@ -60,7 +61,7 @@ for _panel, _functions in {
     _REMOTE: (
         catalog.models,
         catalog.calibrations,
-        catalog.upload,
+        upload.upload,
         estimate.estimate,
         submit.submit,
         heal_job.heal_job,

@@ -3,10 +3,11 @@
 import math
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
-from rocket_client._paths import header_text, job_path, profile_path, request_body, token_header
+from rocket_client._paths import header_text, job_path, profile_path, request_body, token_header, webhook_path
 from rocket_client._wire import Call, Request
 from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import (
@@ -18,16 +19,26 @@ from rocket_client.models import (
     JobPage,
     LayerList,
     NamedList,
+    NamedModelList,
+    NewWebhook,
     PredictedAllocation,
     Profile,
     ProfilePage,
+    ReceivedFile,
     Upload,
+    UploadedModel,
+    WebhookDetails,
+    WebhookList,
 )
 from rocket_core.report.schema import CompressionReport
 
 # Page size for iterating over all resources.
 PAGE = 100
 _UPLOAD_ID = re.compile(r"upload/[0-9a-f]{32}")
+_MODEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
+# Reading the headers of a large model, and storing a piece elsewhere, may take longer than other requests.
+_JUDGE_SECONDS = 60.0
+_STORE_SECONDS = 120.0
 _UPLOAD_TYPES = {".txt": "text/plain", ".jsonl": "application/jsonl"}
 
 
@@ -64,7 +75,14 @@ def upload(file: Path) -> Call[Upload]:
     kind = _UPLOAD_TYPES.get(file.suffix.lower())
     if kind is None:
         raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only these can be uploaded")
-    return Call(method="POST", path="/calibrations", file=file, headers={"Content-Type": kind}, answer=Upload)
+    return Call(
+        method="POST",
+        path="/calibrations",
+        params={"name": file.name if file.name.isprintable() else None},
+        file=file,
+        headers={"Content-Type": kind},
+        answer=Upload,
+    )
 
 
 def get_upload(upload_id: str) -> Call[Upload]:
@@ -75,6 +93,46 @@ def get_upload(upload_id: str) -> Call[Upload]:
 def delete_upload(upload_id: str) -> Request:
     """Return the request that deletes an upload; raises InvalidArgumentError if the id is not valid."""
     return _delete(_upload_path(upload_id))
+
+
+def announce_model(name: str, sizes: Mapping[str, int]) -> Call[UploadedModel]:
+    """Return the request that announces a model to upload."""
+    files = [{"path": path, "size": size} for path, size in sizes.items()]
+    return Call(method="POST", path="/models", json={"name": name, "files": files}, answer=UploadedModel)
+
+
+def get_model(name: str) -> Call[UploadedModel]:
+    """Return the request for an uploaded model."""
+    return Call(method="GET", path=_model_path(name), answer=UploadedModel)
+
+
+def check_model(name: str) -> Call[UploadedModel]:
+    """Return the request that judges a model by its headers."""
+    return Call(method="POST", path=_model_path(name, "check"), read_seconds=_JUDGE_SECONDS, answer=UploadedModel)
+
+
+def save_piece(name: str, path: str, content: bytes, *, start: int, total: int, digest: str) -> Call[ReceivedFile]:
+    """Return the request that appends bytes to a file of a model."""
+    return Call(
+        method="PUT",
+        path=_model_path(name, "files", quote(path)),
+        content=content,
+        headers={
+            "Content-Type": "application/octet-stream",
+            "Content-Range": f"bytes {start}-{start + len(content) - 1}/{total}",
+            "Content-Digest": digest,
+        },
+        read_seconds=_STORE_SECONDS,
+        answer=ReceivedFile,
+    )
+
+
+def delete_model(model_id: str) -> Request:
+    """Return the request that deletes an uploaded model; raises InvalidArgumentError if the id is not valid."""
+    prefix, _, name = model_id.partition("/")
+    if prefix != "upload" or not name:
+        raise InvalidArgumentError(f"{model_id!r} is not an uploaded model; expected upload/NAME")
+    return _delete(_model_path(name))
 
 
 def get_job(job_id: str) -> Call[Job]:
@@ -164,9 +222,31 @@ def delete_profile(profile_id: str) -> Request:
     return _delete(profile_path(profile_id))
 
 
-def models() -> Call[NamedList]:
-    """Return the request for the models in the server's folder."""
-    return Call(method="GET", path="/models", answer=NamedList)
+def create_webhook(url: str, *, events: Sequence[str] | None) -> Call[NewWebhook]:
+    """Return the request that creates a webhook."""
+    body = {"url": url} | ({} if events is None else {"events": list(events)})
+    # If the answer is lost, so is the secret.
+    return Call(method="POST", path="/webhooks", json=body, is_idempotent=False, answer=NewWebhook)
+
+
+def list_webhooks() -> Call[WebhookList]:
+    """Return the request for all webhooks."""
+    return Call(method="GET", path="/webhooks", answer=WebhookList)
+
+
+def get_webhook(webhook_id: str) -> Call[WebhookDetails]:
+    """Return the request for a webhook."""
+    return Call(method="GET", path=webhook_path(webhook_id), answer=WebhookDetails)
+
+
+def delete_webhook(webhook_id: str) -> Request:
+    """Return the request that deletes a webhook."""
+    return _delete(webhook_path(webhook_id))
+
+
+def models() -> Call[NamedModelList]:
+    """Return the request for the models that the server offers."""
+    return Call(method="GET", path="/models", answer=NamedModelList)
 
 
 def calibrations() -> Call[NamedList]:
@@ -191,3 +271,11 @@ def _upload_path(upload_id: str) -> str:
             f"{upload_id!r} is not an upload id; expected upload/ followed by 32 hexadecimal digits"
         )
     return f"/calibrations/{upload_id.partition('/')[2]}"
+
+
+def _model_path(name: str, *parts: str) -> str:
+    if not _MODEL_NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            f"{name!r} is not a name for a model; use letters, digits, dots, dashes and underscores"
+        )
+    return "/".join(("/models", name, *parts))

@@ -35,6 +35,15 @@ def profile_path(profile_id: str, *parts: str) -> str:
     return "/".join(("/profiles", profile_id, *parts))
 
 
+def webhook_path(webhook_id: str) -> str:
+    """Return the path of a webhook; raises the same errors as `job_path`."""
+    if not _ID.fullmatch(webhook_id):
+        raise InvalidArgumentError(
+            f"{webhook_id!r} is not a webhook id; webhook ids look like hook_0123456789abcdefghjkmnpqrs"
+        )
+    return f"/webhooks/{webhook_id}"
+
+
 def target(
     ratio: float | None,
     target_bytes: int | None,

@@ -42,6 +42,7 @@ class Request:
         path: path below the server's address.
         params: query parameters; those that are None are not sent.
         json: JSON body.
+        content: body that is sent unchanged.
         file: file that is sent unchanged as the body.
         headers: additional headers.
         is_idempotent: whether the request is idempotent.
@@ -53,6 +54,7 @@ class Request:
     path: str
     params: Mapping[str, str | int | None] = field(default_factory=dict)
     json: Any = None
+    content: bytes | None = field(default=None, repr=False)
     file: Path | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     is_idempotent: bool = True
@@ -68,6 +70,7 @@ class Request:
             "headers": dict(self.headers),
             "timeout": timeout(self.read_seconds),
             "json": self.json,
+            "content": self.content,
         }
 
 

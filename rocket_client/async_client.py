@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import JsonValue
 
 from rocket_client import _endpoints
+from rocket_client._account import AsyncAccount
 from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key, noop
 from rocket_client._download import choose_artifacts, fetch_artifacts_async, nothing_to_download
 from rocket_client._download_state import DownloadedFile, DownloadProgress, DownloadRequest
@@ -28,12 +29,11 @@ from rocket_client.models import (
     Profile,
     ProfilePage,
     Progress,
-    Upload,
 )
 from rocket_core.report.schema import CompressionReport
 
 
-class AsyncRocket:
+class AsyncRocket(AsyncAccount):
     """A client of the service for asyncio: the methods of `Rocket` as coroutines, with the same arguments.
 
     Retries, errors and results are the same too; `events` and `iterate_jobs` are asynchronous iterators. Many calls may
@@ -172,18 +172,6 @@ class AsyncRocket:
         settings |= {"benchmark": benchmark, "options": options} | target(ratio, target_bytes, bits, options)
         return await self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
 
-    async def upload(self, file: Path) -> Upload:
-        """See `Rocket.upload`."""
-        return await self._transport.call(_endpoints.upload(file))
-
-    async def get_upload(self, upload_id: str) -> Upload:
-        """See `Rocket.get_upload`."""
-        return await self._transport.call(_endpoints.get_upload(upload_id))
-
-    async def delete_upload(self, upload_id: str) -> None:
-        """See `Rocket.delete_upload`."""
-        await self._transport.send(_endpoints.delete_upload(upload_id))
-
     async def get_job(self, job_id: str) -> Job:
         """See `Rocket.get_job`."""
         return await self._transport.call(_endpoints.get_job(job_id))
@@ -321,11 +309,3 @@ class AsyncRocket:
             on_progress=on_progress,
         )
         return await fetch_artifacts_async(self._transport, request)
-
-    async def models(self) -> list[str]:
-        """See `Rocket.models`."""
-        return [named.id for named in (await self._transport.call(_endpoints.models())).data]
-
-    async def calibrations(self) -> list[str]:
-        """See `Rocket.calibrations`."""
-        return [named.id for named in (await self._transport.call(_endpoints.calibrations())).data]

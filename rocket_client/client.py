@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import JsonValue
 
 from rocket_client import _endpoints
+from rocket_client._account import Account
 from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key, noop
 from rocket_client._download import choose_artifacts, fetch_artifacts, nothing_to_download
 from rocket_client._download_state import DownloadedFile, DownloadProgress, DownloadRequest
@@ -28,12 +29,11 @@ from rocket_client.models import (
     Profile,
     ProfilePage,
     Progress,
-    Upload,
 )
 from rocket_core.report.schema import CompressionReport
 
 
-class Rocket:
+class Rocket(Account):
     """A client of the service.
 
     While the server does not answer or is busy, requests are retried with exponential backoff, or at the intervals that
@@ -193,27 +193,6 @@ class Rocket:
         settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
         settings |= {"benchmark": benchmark, "options": options} | target(ratio, target_bytes, bits, options)
         return self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
-
-    def upload(self, file: Path) -> Upload:
-        """Upload a calibration file to the server; uploading the same content again returns the same upload.
-
-        Args:
-            file: a `.txt` file, or a `.jsonl` file whose lines are objects with a string `text`.
-
-        Raises:
-            InvalidArgumentError: the file is of another type.
-            ProblemError: the server refuses the file.
-            OSError: the file cannot be read.
-        """
-        return self._transport.call(_endpoints.upload(file))
-
-    def get_upload(self, upload_id: str) -> Upload:
-        """Return an upload, whose id is `upload/ID`."""
-        return self._transport.call(_endpoints.get_upload(upload_id))
-
-    def delete_upload(self, upload_id: str) -> None:
-        """Delete an upload that no job needs any longer; its id is `upload/ID`."""
-        self._transport.send(_endpoints.delete_upload(upload_id))
 
     def get_job(self, job_id: str) -> Job:
         """Return the current state of a job."""
@@ -416,11 +395,3 @@ class Rocket:
             on_progress=on_progress,
         )
         return fetch_artifacts(self._transport, request)
-
-    def models(self) -> list[str]:
-        """Return the models in the server's folder, as `submit` takes them."""
-        return [named.id for named in self._transport.call(_endpoints.models()).data]
-
-    def calibrations(self) -> list[str]:
-        """Return the calibration datasets that the server offers."""
-        return [named.id for named in self._transport.call(_endpoints.calibrations()).data]

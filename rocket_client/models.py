@@ -293,6 +293,8 @@ class Upload(Resource):
 
     id: str
     """`upload/ID`, as `submit` takes it."""
+    name: str | None = None
+    """name of the file when it was first uploaded."""
     size: int
     """size in bytes."""
     documents: int
@@ -354,10 +356,123 @@ class Named(Resource):
     """the name to use in a job's request."""
 
 
+class NamedModel(Named):
+    """A model that this server offers by name, or what looks like one."""
+
+    problem: str | None = None
+    """why no job can use it yet, and what to do; None if jobs can."""
+
+
+class NamedModelList(Resource):
+    """All models that the server offers by name."""
+
+    data: tuple[NamedModel, ...]
+
+
+class UploadedPiece(Resource):
+    """Consecutive bytes of a file that have arrived."""
+
+    size: int
+    """number of bytes."""
+    sha256: str
+    """their hash, 64 hexadecimal digits."""
+
+
+class ReceivedFile(Resource):
+    """A file of a model, and how much of it has arrived."""
+
+    path: str
+    """its path in the model's folder."""
+    size: int
+    """its size in bytes."""
+    received: int
+    """number of bytes that have arrived, from its start."""
+
+
+class UploadedFile(ReceivedFile):
+    """A file of a model, and what has arrived of it."""
+
+    pieces: tuple[UploadedPiece, ...] = ()
+    """what has arrived, in order."""
+
+
+class UploadedModel(Resource):
+    """A model that was uploaded, or is being uploaded."""
+
+    id: str
+    """`upload/NAME`, as `submit` takes it."""
+    status: str
+    """`headers` until the model was judged by its headers, `weights` until every byte has arrived, then `ready`."""
+    size: int
+    """bytes of all files."""
+    received: int
+    """number of bytes that have arrived."""
+    parameters: int | None = None
+    """number of parameters; null before the model was judged."""
+    piece_bytes: int
+    """most bytes that one request may append to a file."""
+    created_at: datetime
+    """when it was announced."""
+    files: tuple[UploadedFile, ...]
+    """its files, by path."""
+
+
 class NamedList(Resource):
     """Everything of one kind that the server offers by name."""
 
     data: tuple[Named, ...]
+
+
+class Webhook(Resource):
+    """An address that ends of jobs are reported to."""
+
+    id: str
+    """id of the webhook."""
+    url: str
+    """where deliveries are sent."""
+    events: tuple[str, ...]
+    """the events that are reported."""
+    created_at: datetime
+    """when it was created."""
+
+
+class NewWebhook(Webhook):
+    """A webhook that was just created."""
+
+    secret: str
+    """key that deliveries are signed with, `whsec_...`; it is not shown again."""
+
+
+class Delivery(Resource):
+    """A delivery to a webhook."""
+
+    id: str
+    """id of the delivery, the same in every attempt."""
+    event: str
+    """what happened."""
+    attempts: int
+    """number of attempts so far."""
+    created_at: datetime
+    """when it happened."""
+    next_attempt_at: datetime | None = None
+    """when it is sent next; None once it was delivered or given up."""
+    delivered_at: datetime | None = None
+    """when the receiver accepted it; None if it has not."""
+    error: str | None = None
+    """why the last attempt failed; None if it has not."""
+
+
+class WebhookDetails(Webhook):
+    """A webhook, and its newest deliveries."""
+
+    deliveries: tuple[Delivery, ...]
+    """at most 20, newest first."""
+
+
+class WebhookList(Resource):
+    """All webhooks."""
+
+    data: tuple[Webhook, ...]
 
 
 class Profile(Resource):

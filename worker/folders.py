@@ -4,6 +4,7 @@ work/<key>/        only the attempt writes here
 ├── empty/         working directory of all processes
 ├── upload-<id>.*  text uploaded by the tenant
 ├── earlier/       artifact of the job that this one works on
+├── upload/NAME/   model uploaded by the tenant
 ├── hub/           model downloaded with the job's own token; `worker.fetch` writes here
 ├── home/, tmp/    home and temporary files of one process, empty at its start
 └── out/           checkpoints and artifacts; `worker.compute` writes here
@@ -40,6 +41,11 @@ class JobFolders:
     def hub(self) -> Path:
         """Downloads made with the job's own token."""
         return self.root / "hub"
+
+    @property
+    def uploaded(self) -> Path:
+        """Copy of the tenant's model, in a folder with the model's name."""
+        return self.root / "upload"
 
     @property
     def home(self) -> Path:

@@ -26,7 +26,7 @@ from app.shared.models import Job
 from app.shared.outcomes import NewEvent
 from app.shared.repositories import leases, outputs
 from app.shared.repositories.leases import Lease
-from app.shared.requests import LOCAL, JobRequest
+from app.shared.requests import LOCAL, UPLOAD, JobRequest
 from app.shared.settings import Settings, load_settings
 from app.shared.storage import WorkFolders, open_store
 from rocket_core.errors import (
@@ -139,14 +139,22 @@ class Attempt:
             self._forget_download(folders, status)
 
     def _forget_download(self, folders: JobFolders, status: Status) -> None:
-        # A retry has no token with which to use the download.
+        # A retry has no token with which to use the download, and fetches an uploaded model again.
         if status.is_terminal:
             shutil.rmtree(folders.hub, ignore_errors=True)
+            shutil.rmtree(folders.uploaded, ignore_errors=True)
 
     def _work_on(self, job: Job, request: JobRequest, folders: JobFolders) -> None:
         check_isolation(self._settings.job_isolation)
         inputs = collect_inputs(
-            self._settings, self._database, self._store, job, request, folders=folders, device=self._device
+            self._settings,
+            self._database,
+            self._store,
+            job,
+            request,
+            folders=folders,
+            device=self._device,
+            before_each=self._before_transfer,
         )
         if not folders.output.exists():
             self._discard_inherited_layers()
@@ -252,12 +260,12 @@ class Attempt:
         shutil.rmtree(output, ignore_errors=True)
 
     def _stored(self, report: CompressionReport, output: Path) -> StoredResult:
-        def before_each() -> None:
-            if self._stop.is_set():
-                raise CompressionCancelledError("cancelled while storing the artifacts")
-            self._writer.on_stored_file()
+        return self._publisher.store(report, output, before_each=self._before_transfer)
 
-        return self._publisher.store(report, output, before_each=before_each)
+    def _before_transfer(self) -> None:
+        if self._stop.is_set():
+            raise CompressionCancelledError("cancelled while files were copied from or to the store")
+        self._writer.on_stored_file()
 
     def _succeed(self, work_key: str) -> None:
         if self._finished is not None:
@@ -271,6 +279,7 @@ class Attempt:
         names = {
             self._settings.models_folder: LOCAL.removesuffix("/"),
             self._settings.datasets_folder: LOCAL.removesuffix("/"),
+            folders.uploaded: UPLOAD.removesuffix("/"),
             folders.output: f"the work folder of {self._lease.job_id}",
             self._settings.data_dir: "the data folder",
             _home(): "~",

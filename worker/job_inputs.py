@@ -1,5 +1,6 @@
 """Inputs of a job's processes: paths for names, files for uploads, and access to the Hub."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from app.shared.errors import StorageError
 from app.shared.logging import mask_secret
 from app.shared.models import Job
 from app.shared.repositories import uploads
-from app.shared.requests import LOCAL, UPLOAD, JobRequest
+from app.shared.requests import UPLOAD, JobRequest
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, StoredFile
 from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, HUB_TASKS, CompressionConfig
@@ -22,6 +23,7 @@ from rocket_core.inspection import hub_cache
 from rocket_core.inspection.hub import HubAccess
 from worker.folders import JobFolders
 from worker.messages import Downloaded, FetchRequest, Logging
+from worker.uploaded_models import fetch_model
 
 _UPLOADED = "upload"
 
@@ -108,6 +110,7 @@ def collect_inputs(
     *,
     folders: JobFolders,
     device: str,
+    before_each: Callable[[], None] = lambda: None,
 ) -> Inputs:
     """Return the inputs that a job names, and fetch its uploads to this machine.
 
@@ -119,6 +122,7 @@ def collect_inputs(
         request: the job's request.
         folders: folders of the job.
         device: device to compute on, as the library names it.
+        before_each: called before each piece of an uploaded model is fetched.
 
     Raises:
         RocketError: an input no longer exists.
@@ -130,10 +134,22 @@ def collect_inputs(
         tasks = (find_dataset(settings, task) for task in request.evaluate.tasks)
         paths = {"dataset": texts[request.evaluate.dataset], "tasks": tuple(tasks)}
     model = request.model_id
-    is_local = model.startswith(LOCAL)
+    if request.uploaded_model is not None:
+        model = str(
+            fetch_model(
+                database,
+                store,
+                job.owner,
+                request.uploaded_model,
+                folder=folders.uploaded,
+                before_each=before_each,
+            )
+        )
+    elif not request.is_on_hub:
+        model = str(find_local_model(settings, model))
     return Inputs(
-        model=str(find_local_model(settings, model)) if is_local else model,
-        is_on_hub=not is_local,
+        model=model,
+        is_on_hub=request.is_on_hub,
         revision=request.revision,
         # The calibration of the job that is evaluated does not matter, and may be gone, unless both read the same text.
         config=request.compression_config(

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from app.shared.database import Database
 from app.shared.errors import StorageError, StorageUnavailableError
 from app.shared.metrics import WorkerMetrics
-from app.shared.repositories import jobs, profiles, sessions, sweeps
+from app.shared.repositories import jobs, models, profiles, sessions, sweeps, webhooks
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders, is_bound_to, open_store
 
@@ -20,6 +20,7 @@ _ORPHAN_SECONDS = 86400.0
 # Writing a file to the store never takes longer than this, nor does a work folder exist longer without its row.
 _UNFINISHED_SECONDS = 3600.0
 _SECONDS_BETWEEN_CLEANINGS = 600.0
+_DELIVERY_RETENTION = timedelta(days=30)
 # A correction of the clock by no more than this does not delay reclaiming leases.
 _LEAP_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -93,8 +94,10 @@ class Reconciler:
             sweeps.forget_checkpoints(session, retention=retention)
             sweeps.forget_idempotency_keys(session)
             sessions.forget_sessions(session)
+            webhooks.forget_deliveries(session, retention=_DELIVERY_RETENTION)
         self._forget_jobs()
         self._forget_profiles()
+        self._forget_models()
         while expired := self._expire():
             self._remove(self._artifacts, expired)
         with self._database.snapshot() as session:
@@ -148,6 +151,19 @@ class Reconciler:
             if not deleted:
                 return
             _log.info("deleted %d profiles that no job has used for %g days", deleted, days)
+
+    def _forget_models(self) -> None:
+        days = self._settings.model_retention_days
+        unfinished = timedelta(hours=self._settings.unfinished_model_hours)
+        retention = None if days is None else timedelta(days=days)
+        while True:
+            with self._database.transaction() as session:
+                deleted = models.delete_old(session, unfinished=unfinished, retention=retention)
+            if not deleted:
+                return
+            _log.info("deleted %d uploaded models that were abandoned, or unused for long", len(deleted))
+            self._remove(self._artifacts, [key for model in deleted for key in model.storage_keys])
+            self._remove(self._work, [model.work_key for model in deleted])
 
     def _expire(self) -> list[str]:
         with self._database.transaction() as session:

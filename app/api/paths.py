@@ -1,6 +1,7 @@
 """Paths of the pages, and which paths are public."""
 
 HOME = "/"
+DOCS = "/docs"
 PAGES = "/ui"
 SIGN_IN = f"{PAGES}/sign-in"
 STATIC = f"{PAGES}/static"
@@ -13,7 +14,7 @@ SESSION_COOKIE = "rocket_session"
 
 def is_page(path: str) -> bool:
     """Return whether a path is that of a page, or of a part of one."""
-    return path == HOME or path.startswith(f"{PAGES}/")
+    return path in {HOME, DOCS} or path.startswith(f"{PAGES}/")
 
 
 def is_public(method: str, path: str) -> bool:

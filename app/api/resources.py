@@ -180,15 +180,37 @@ class ArtifactList(FrozenModel):
     """the files; empty before the job has succeeded."""
 
 
-class NamedView(contract.Named, extra="forbid"):
-    """Something that this server offers by name."""
+class NamedModelView(contract.NamedModel, extra="forbid"):
+    """A model that this server offers by name, or what looks like one."""
 
 
-class NamedList(_List):
-    """Everything of one kind that this server offers by name."""
+class ModelList(_List):
+    """All models that this server offers by name."""
 
-    data: list[NamedView]
-    """the names."""
+    data: list[NamedModelView]
+    """the models in the operator's folder, then the caller's uploads."""
+
+
+class UploadedPieceView(contract.UploadedPiece, extra="forbid"):
+    """Consecutive bytes of a file that have arrived."""
+
+
+class ReceivedFileView(contract.ReceivedFile, extra="forbid"):
+    """A file of a model, and how much of it has arrived."""
+
+
+class UploadedFileView(contract.UploadedFile, extra="forbid"):
+    """A file of a model, and what has arrived of it."""
+
+    pieces: tuple[UploadedPieceView, ...]
+    """what has arrived, in order."""
+
+
+class ModelUploadView(contract.UploadedModel, extra="forbid"):
+    """A model that was uploaded, or is being uploaded."""
+
+    files: tuple[UploadedFileView, ...]
+    """its files, by path."""
 
 
 class CalibrationView(FrozenModel):
@@ -196,6 +218,8 @@ class CalibrationView(FrozenModel):
 
     id: str
     """the value to use as `calibration.dataset`."""
+    name: str | None = None
+    """name of an upload's file; null if it was sent without one, and for the server's own datasets."""
     size: int | None = None
     """size of an upload in bytes; null for the server's own datasets."""
     documents: int | None = None
@@ -211,6 +235,32 @@ class CalibrationList(_List):
 
     data: list[CalibrationView]
     """the server's own datasets, then the caller's uploads."""
+
+
+class WebhookView(contract.Webhook, extra="forbid"):
+    """An address that ends of jobs are reported to."""
+
+
+class NewWebhookView(contract.NewWebhook, extra="forbid"):
+    """A webhook that was just created."""
+
+
+class DeliveryView(contract.Delivery, extra="forbid"):
+    """A delivery to a webhook."""
+
+
+class WebhookDetailsView(contract.WebhookDetails, extra="forbid"):
+    """A webhook, and its newest deliveries."""
+
+    deliveries: tuple[DeliveryView, ...]
+    """at most 20, newest first."""
+
+
+class WebhookList(_List):
+    """All webhooks."""
+
+    data: list[WebhookView]
+    """the webhooks, oldest first."""
 
 
 class ProfileView(FrozenModel):

@@ -6,23 +6,42 @@ from app.api.resources import (
     AllocationView,
     ArtifactView,
     CalibrationView,
+    DeliveryView,
     EvaluationView,
     EventView,
     Frontier,
     JobView,
     LayerAllocation,
     LayerView,
+    ModelUploadView,
+    NamedModelView,
     ProfileView,
     ProgressView,
+    ReceivedFileView,
     SizeView,
+    UploadedFileView,
+    UploadedPieceView,
+    WebhookView,
 )
+from app.services.models import UploadState
 from app.services.outputs import Layer
 from app.services.profiles import Predicted
 from app.shared.lifecycle import Status
-from app.shared.models import Artifact, Job, JobEvent, Profile, Upload
+from app.shared.models import (
+    Artifact,
+    Job,
+    JobEvent,
+    ModelFile,
+    Profile,
+    Upload,
+    UploadedModel,
+    Webhook,
+    WebhookDelivery,
+)
 from app.shared.outcomes import JobError, JobResult
 from app.shared.repositories.evaluations import Evaluation
 from app.shared.requests import UPLOAD, CalibrationRequest, JobOptions, JobRequest, Queue
+from app.shared.settings import Settings
 from rocket_core.candidates import LayerProfile
 
 if TYPE_CHECKING:
@@ -80,10 +99,61 @@ def upload_view(upload: Upload) -> CalibrationView:
     """Return an upload's view."""
     return CalibrationView(
         id=UPLOAD + upload.id,
+        name=upload.name,
         size=upload.size,
         documents=upload.documents,
         sha256=upload.sha256,
         created_at=upload.created_at,
+    )
+
+
+def named_model_view(model: UploadedModel) -> NamedModelView:
+    """Return an uploaded model's entry in the list of all models."""
+    problem = "parts of it have not arrived; `rocket upload` with its folder sends the rest"
+    return NamedModelView(id=UPLOAD + model.name, problem=None if model.status == "ready" else problem)
+
+
+def model_upload_view(upload: UploadState, settings: Settings) -> ModelUploadView:
+    """Return the view of a model's upload."""
+    pieces: dict[str, list[UploadedPieceView]] = {file.path: [] for file in upload.files}
+    for piece in upload.pieces:
+        pieces[piece.path].append(UploadedPieceView(size=piece.size, sha256=piece.sha256))
+    model = upload.model
+    return ModelUploadView(
+        id=UPLOAD + model.name,
+        status=model.status,
+        size=model.size,
+        received=sum(file.received for file in upload.files),
+        parameters=model.parameters,
+        piece_bytes=settings.max_upload_bytes,
+        created_at=model.created_at,
+        files=tuple(
+            UploadedFileView(**received_file_view(file).model_dump(), pieces=tuple(pieces[file.path]))
+            for file in upload.files
+        ),
+    )
+
+
+def received_file_view(file: ModelFile) -> ReceivedFileView:
+    """Return the view of a model's file."""
+    return ReceivedFileView(path=file.path, size=file.size, received=file.received)
+
+
+def webhook_view(hook: Webhook) -> WebhookView:
+    """Return a webhook's view, without its secret."""
+    return WebhookView(id=hook.id, url=hook.url, events=tuple(hook.events.split()), created_at=hook.created_at)
+
+
+def delivery_view(delivery: WebhookDelivery) -> DeliveryView:
+    """Return a delivery's view."""
+    return DeliveryView(
+        id=delivery.id,
+        event=delivery.event,
+        attempts=delivery.attempt,
+        created_at=delivery.created_at,
+        next_attempt_at=delivery.available_at,
+        delivered_at=delivery.delivered_at,
+        error=delivery.error,
     )
 
 

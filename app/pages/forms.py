@@ -38,16 +38,26 @@ Fields = Mapping[str, str]
 
 def _fields(request: Request, fields: FormDep) -> dict[str, str]:
     """Return the fields of a form, after checking that it belongs to the caller's session."""
-    caller = request.state.caller
-    expected = caller.csrf if isinstance(caller, Caller) else None
-    sent = request.headers.get(_CSRF_HEADER) or fields.get("csrf", "")
-    # A caller without a cookie has no session that another site could misuse.
-    if expected is not None and not hmac.compare_digest(sent.encode(), expected.encode()):
-        raise PermissionDeniedError("this form does not belong to your current session; reload the page")
+    _check_token(request, request.headers.get(_CSRF_HEADER) or fields.get("csrf", ""))
     return fields
 
 
+def _check_header(request: Request) -> None:
+    """Refuse a request of a page's script that does not belong to the caller's session."""
+    if request.method not in {"GET", "HEAD"}:
+        _check_token(request, request.headers.get(_CSRF_HEADER, ""))
+
+
+def _check_token(request: Request, sent: str) -> None:
+    caller = request.state.caller
+    expected = caller.csrf if isinstance(caller, Caller) else None
+    # A caller without a cookie has no session that another site could misuse.
+    if expected is not None and not hmac.compare_digest(sent.encode(), expected.encode()):
+        raise PermissionDeniedError("this form does not belong to your current session; reload the page")
+
+
 FieldsDep = Annotated[dict[str, str], Depends(_fields)]
+CSRF = Depends(_check_header)
 
 
 class InvalidFieldsError(Exception):

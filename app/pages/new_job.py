@@ -22,7 +22,7 @@ from app.pages.forms import (
 )
 from app.pages.frontier_figure import frontier_of
 from app.pages.rendering import redirect, render
-from app.services import estimates, jobs, profiles, uploads
+from app.services import estimates, jobs, models, profiles, uploads
 from app.services.context import Context
 from app.services.estimates import Estimate
 from app.services.profiles import Predicted
@@ -30,10 +30,11 @@ from app.shared import catalog
 from app.shared.errors import AppError, ProfileNotFoundError
 from app.shared.models import Profile
 from app.shared.repositories.audit import Actor
-from app.shared.requests import QUEUES, JobRequest
+from app.shared.requests import QUEUES, UPLOAD, JobRequest
 from rocket_core.config import PROFILE_RATIOS
 from rocket_core.engines import ENGINES
 from rocket_core.errors import InfeasibleBudgetError, RocketError
+from rocket_core.inspection.model_parts import OTHERS, PARTS
 from rocket_core.report.figures import Figure, predicted_map
 
 router = APIRouter(include_in_schema=False)
@@ -171,14 +172,20 @@ def _form(
     problems: Mapping[str, str],
     status: int = HTTPStatus.OK,
 ) -> Response:
+    found = catalog.find_models(context.settings)
+    complete = [UPLOAD + model.name for model in models.list_models(context, owner) if model.status == "ready"]
     return render(
         request,
         "new_job.html.j2",
         status,
         fields=dict.fromkeys(_PREFILLED, "") | _DEFAULTS | dict(fields),
         problems=problems,
-        models=catalog.list_models(context.settings),
-        datasets=uploads.list_datasets(context, owner),
+        models=[*(model.id for model in found if model.problem is None), *complete],
+        unusable=[model for model in found if model.problem is not None],
+        model_parts=PARTS,
+        model_others=OTHERS,
+        datasets=catalog.list_calibrations(context.settings),
+        own=uploads.list_uploads(context, owner),
         queues=QUEUES,
         engines=tuple(ENGINES.values()),
         most_ratio=PROFILE_RATIOS[-1],

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader
+from markupsafe import Markup, escape
 
 from app.api.paths import HOME, SIGN_IN, STATIC
 from app.api.problems import Problem
@@ -102,10 +103,19 @@ def fill(links: Mapping[str, str], name: str) -> dict[str, str]:
     return {kind: address.replace("%s", name) for kind, address in links.items()}
 
 
+def prose(text: str) -> Markup:
+    """Return text of this project as HTML; what is quoted with backticks becomes code."""
+    parts = (
+        Markup("<code>{}</code>").format(part) if odd % 2 else escape(part) for odd, part in enumerate(text.split("`"))
+    )
+    return Markup("").join(parts)
+
+
 @cache
 def _environment() -> Environment:
     made = environment(PackageLoader(__package__))
     made.filters["stage_title"] = stage_title
+    made.filters["prose"] = prose
     made.globals |= {
         "static": static_address,
         "version": __version__,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from app.api.resources import JobView
 from app.shared.models import JobEvent
-from app.shared.requests import LOCAL
+from app.shared.requests import LOCAL, UPLOAD
 from rocket_core.config import STAGES, Stage
 
 _TITLES: Mapping[str, str] = {
@@ -18,6 +18,7 @@ _TITLES: Mapping[str, str] = {
     "calibrating": "profiling the layers",
     "allocating": "choosing what to keep",
     "factorizing": "compressing the layers",
+    "healing": "healing the result",
     "exporting": "writing the files",
     "evaluating": "measuring quality",
     "benchmarking": "measuring speed",
@@ -72,7 +73,7 @@ def _expected(job: JobView) -> list[Stage]:
         left_out |= {"differentiating", "calibrating", "allocating", "factorizing"}
     if job.options.heal_tokens is None:
         left_out.add("healing")
-    if job.model_id.startswith(LOCAL):
+    if job.model_id.startswith((LOCAL, UPLOAD)):
         left_out.add("downloading")
     if job.options.objective != "fisher":
         left_out.add("differentiating")

@@ -9,8 +9,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from huggingface_hub import constants, get_token
@@ -23,9 +24,9 @@ from app.shared.catalog import find_dataset, find_local_model
 from app.shared.errors import BusyError, RateLimitedError
 from app.shared.fork_server import ForkServer, ForkServerError
 from app.shared.repositories.tenants import Quotas
-from app.shared.requests import LOCAL, UPLOAD, JobRequest
+from app.shared.requests import UPLOAD, JobRequest
 from app.shared.settings import Settings
-from rocket_core.errors import HubUnavailableError, UnsupportedArchitectureError
+from rocket_core.errors import HubUnavailableError, ModelNotFoundError, UnsupportedArchitectureError
 
 # Upper bounds on the time that a request waits for the Hub, or for a process to read files. The process may compute
 # for less than half of the latter: a busy machine or a slow disk takes the rest.
@@ -79,15 +80,23 @@ def start_template() -> None:
         _log.error("no process can be started to read models: %s", error)
 
 
+def no_uploads(owner: str, name: str) -> Path:
+    """Refuse the name of an uploaded model, in a service that accepts none."""
+    del owner, name
+    raise ModelNotFoundError("this service accepts no uploaded models; GET /models lists those it has")
+
+
 class Admission:
     """Admission checks of requests.
 
     Args:
         settings: the operator's settings.
+        find_uploaded: returns the folder with the headers of a tenant's uploaded model.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, find_uploaded: Callable[[str, str], Path] = no_uploads) -> None:
         self._settings = settings
+        self._find_uploaded = find_uploaded
         self._hub_slots = TenantSemaphore(**_HUB_SLOTS)
         self._read_slots = TenantSemaphore(**_READ_SLOTS)
 
@@ -122,8 +131,7 @@ class Admission:
         for name in (*request.datasets, *request.local_tasks):
             if not name.startswith(UPLOAD):
                 find_dataset(self._settings, name)
-        is_local = request.model_id.startswith(LOCAL)
-        folder = find_local_model(self._settings, request.model_id).resolve() if is_local else None
+        folder = self._find_folder(owner, request)
         if request.kind == "evaluation":
             # The model was judged with the job whose artifact is evaluated.
             return None
@@ -132,16 +140,50 @@ class Admission:
         dataset = request.calibration.dataset
         if not dataset.startswith(UPLOAD):
             dataset = find_dataset(self._settings, dataset)
-        with self._turn(owner, is_local=is_local):
+        with self._turn(owner, is_local=not request.is_on_hub):
             question = Question(
                 request=request,
                 dataset=dataset,
                 folder=None if folder is None else str(folder),
-                hub=None if is_local else self._hub_question(hub_token),
+                hub=self._hub_question(hub_token) if request.is_on_hub else None,
                 model_bytes=limits.model_bytes,
                 is_estimate=is_estimate,
             )
             return _ask(question)
+
+    def inspect(self, owner: str, request: JobRequest, limits: Quotas, folder: Path) -> Figures:
+        """Refuse a model that no job could compress, whatever its calibration data; return what is known of it.
+
+        Args:
+            owner: the tenant.
+            request: names the model, for messages.
+            limits: the tenant's quotas.
+            folder: config.json, index and headers of the model.
+
+        Raises:
+            RateLimitedError: too many requests of the tenant are being judged.
+            BusyError: too many requests of all tenants are being judged.
+            OverQuotaError: the model is too large.
+            RocketError: the model cannot be compressed.
+        """
+        question = Question(
+            request=request,
+            dataset=request.calibration.dataset,
+            folder=str(folder.resolve()),
+            hub=None,
+            model_bytes=limits.model_bytes,
+            is_estimate=True,
+            lacks_data=True,
+        )
+        with self._turn(owner, is_local=True):
+            figures = _ask(question)
+        assert figures is not None, "an estimate of a local model is always available"
+        return figures
+
+    def _find_folder(self, owner: str, request: JobRequest) -> Path | None:
+        if request.uploaded_model is not None:
+            return self._find_uploaded(owner, request.uploaded_model).resolve()
+        return None if request.is_on_hub else find_local_model(self._settings, request.model_id).resolve()
 
     @contextmanager
     def _turn(self, owner: str, *, is_local: bool) -> Iterator[None]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.services.admission import Admission
+from app.services.model_headers import ModelHeaders
 from app.services.predictor_cache import PredictorCache
 from app.shared.database import Database
 from app.shared.settings import Settings
@@ -19,6 +20,7 @@ class Context:
         database: the database.
         artifacts: the store of artifacts and uploads.
         work: folders with the checkpoints of jobs.
+        headers: headers of uploaded models.
         admission: checks of requests.
         predictors: recently used profiles.
         on_queued: called when a job is queued; it returns at once and never fails.
@@ -28,6 +30,7 @@ class Context:
     database: Database
     artifacts: ArtifactStore
     work: WorkFolders
+    headers: ModelHeaders
     admission: Admission
     predictors: PredictorCache
     on_queued: Callable[[], None]
@@ -44,12 +47,19 @@ def open_context(settings: Settings, on_queued: Callable[[], None] = lambda: Non
         InvalidSettingsError: a package that the artifact store needs is not installed.
         StorageError: the data folder or the artifact store cannot be used.
     """
+    database, artifacts, work = (
+        Database(settings.database),
+        open_store(settings),
+        WorkFolders(settings.data_dir / "work"),
+    )
+    headers = ModelHeaders(database, artifacts, work)
     return Context(
         settings=settings,
-        database=Database(settings.database),
-        artifacts=open_store(settings),
-        work=WorkFolders(settings.data_dir / "work"),
-        admission=Admission(settings),
+        database=database,
+        artifacts=artifacts,
+        work=work,
+        headers=headers,
+        admission=Admission(settings, headers.find),
         predictors=PredictorCache(),
         on_queued=on_queued,
     )

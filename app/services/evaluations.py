@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from app.services.context import Context
 from app.shared.repositories import evaluations, jobs, sources
 from app.shared.repositories.evaluations import Evaluation
-from app.shared.requests import LOCAL, EvaluationRequest, JobRequest
+from app.shared.requests import EvaluationRequest, JobRequest
 from rocket_core.report.quality import EvaluationReport
 
 _MOST = 100
@@ -37,7 +37,7 @@ def evaluation_request(context: Context, owner: str, job_id: str, evaluation: Ev
         "metadata": {},
         "queue": job.queue,
     }
-    if not request.model_id.startswith(LOCAL):
+    if request.is_on_hub:
         # The commit that was compressed: a branch may have moved since.
         changes["revision"] = source.revision
     return JobRequest.model_validate(job.request | changes)

@@ -17,7 +17,7 @@ from app.shared.models import Job, JobEvent
 from app.shared.repositories import audit, events, jobs, outputs, sources
 from app.shared.repositories.audit import Action, Actor
 from app.shared.repositories.jobs import Idempotency, JobFilter, Submission
-from app.shared.requests import HEALED_EXPORT, LOCAL, HealingRequest, JobRequest
+from app.shared.requests import HEALED_EXPORT, HealingRequest, JobRequest
 from rocket_core.report.healing import HealingPoint
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def healing_request(context: Context, owner: str, job_id: str, request: HealingR
         if healed.kind in {"compression", "healing"}:
             request.check_export(healed)
         revision = sources.find_source(session, owner, job_id, HEALED_EXPORT).revision
-    return request.job_request(job_id, healed, None if healed.model_id.startswith(LOCAL) else revision)
+    return request.job_request(job_id, healed, revision if healed.is_on_hub else None)
 
 
 def get_job(context: Context, owner: str, job_id: str) -> Job:

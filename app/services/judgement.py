@@ -152,6 +152,8 @@ def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:
     check_config(config, name)
     if question.request.options.heal_tokens is not None:
         check_heals(config, name)
+    if question.lacks_data:
+        return
     check_calibration(input_kind(config), question.dataset, question.request.calibration.sequence_length, name)
 
 

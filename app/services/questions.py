@@ -71,6 +71,8 @@ class Question(_Message):
     """upper bound on the tenant's models; None for no limit."""
     is_estimate: bool
     """whether an estimate is requested."""
+    lacks_data: bool = False
+    """whether the model is judged alone, before there is a job with calibration data."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "Question":

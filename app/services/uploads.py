@@ -103,7 +103,9 @@ class DocumentCheck:
         return CalibrationError(f"line {self._line + ahead} {what}")
 
 
-def save_upload(context: Context, actor: Actor, suffix: str, chunks: Iterable[bytes]) -> tuple[Upload, bool]:
+def save_upload(
+    context: Context, actor: Actor, suffix: str, chunks: Iterable[bytes], *, name: str | None = None
+) -> tuple[Upload, bool]:
     """Store a calibration file, or return the tenant's earlier upload of the same content.
 
     Args:
@@ -111,6 +113,7 @@ def save_upload(context: Context, actor: Actor, suffix: str, chunks: Iterable[by
         actor: who uploads it.
         suffix: `.txt` or `.jsonl`.
         chunks: the file as it arrives.
+        name: name of the file, to show it; of a content that was uploaded before, the earlier name remains.
 
     Returns:
         The upload, and whether it is new.
@@ -125,7 +128,12 @@ def save_upload(context: Context, actor: Actor, suffix: str, chunks: Iterable[by
     check = DocumentCheck(suffix)
     stored = context.artifacts.put_stream(check.passing(chunks), max_bytes=context.settings.max_upload_bytes)
     new = NewUpload(
-        storage_key=stored.key, sha256=stored.sha256, size=stored.size, suffix=suffix, documents=check.documents
+        storage_key=stored.key,
+        sha256=stored.sha256,
+        size=stored.size,
+        suffix=suffix,
+        documents=check.documents,
+        name=name,
     )
     is_kept = False
     try:

@@ -3,19 +3,41 @@
 A client's name is compared with the entries of the folder; it never becomes part of a path.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from app.shared.requests import LOCAL
 from app.shared.settings import Settings
 from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, SYNTHETIC_DATASET
-from rocket_core.errors import ModelNotFoundError, UnknownDatasetError
+from rocket_core.errors import CheckpointFormatError, ModelNotFoundError, UnknownDatasetError
+from rocket_core.inspection.model_advice import WEIGHT_SUFFIXES, advice_on_contents
+from rocket_core.inspection.model_files import CONFIG_NAME, check_adapter
 
 _DATASET_SUFFIXES = (".jsonl", ".txt")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundModel:
+    """An entry of the models folder.
+
+    Attributes:
+        id: `local/NAME`.
+        problem: what it is and what to do, if it cannot be compressed; None if it is a model.
+    """
+
+    id: str
+    problem: str | None = None
+
+
+def find_models(settings: Settings) -> list[FoundModel]:
+    """Return the subfolders of the models folder, and files of weights in it, which alone do not make up models."""
+    found = [path for path in _entries(settings.models_folder) if path.is_dir() or path.suffix in WEIGHT_SUFFIXES]
+    return [FoundModel(id=LOCAL + path.name, problem=_problem(path)) for path in found]
+
+
 def list_models(settings: Settings) -> list[str]:
-    """Return the ids of the models in the models folder: its subfolders with a config.json."""
-    return [LOCAL + path.name for path in _entries(settings.models_folder) if (path / "config.json").is_file()]
+    """Return the ids of the models in the models folder that can be compressed."""
+    return [found.id for found in find_models(settings) if found.problem is None]
 
 
 def list_calibrations(settings: Settings) -> list[str]:
@@ -31,7 +53,10 @@ def find_local_model(settings: Settings, model_id: str) -> Path:
         ModelNotFoundError: the models folder has no such model.
     """
     for path in _entries(settings.models_folder):
-        if LOCAL + path.name == model_id and (path / "config.json").is_file():
+        if LOCAL + path.name == model_id:
+            problem = _problem(path)
+            if problem is not None:
+                raise ModelNotFoundError(f"{model_id} is not a model that can be compressed: {problem}")
             return path
     raise ModelNotFoundError("this server has no local model with this name; GET /models lists those it has")
 
@@ -50,6 +75,24 @@ def find_dataset(settings: Settings, dataset: str) -> str:
     raise UnknownDatasetError(
         "this server has no calibration data with this name; GET /calibrations lists those it has"
     )
+
+
+def _problem(path: Path) -> str | None:
+    """Return what an entry of the models folder is instead of a model, without its place on this machine."""
+    if not path.is_dir():
+        return f"it is a file; {advice_on_contents([path.name])}"
+    entries = _entries(path)
+    names = [entry.name for entry in entries]
+    try:
+        check_adapter(names, "it")
+    except CheckpointFormatError as error:
+        return str(error)
+    if (path / CONFIG_NAME).is_file():
+        return None
+    inner = next((entry.name for entry in entries if (entry / CONFIG_NAME).is_file()), None)
+    if inner is not None:
+        return f"the model is in its folder {inner}; move that folder up"
+    return advice_on_contents(names)
 
 
 def _is_dataset(path: Path) -> bool:

@@ -35,8 +35,8 @@ def decrypt(settings: Settings, stored: str) -> SecretStr:
         return SecretStr(Fernet(_key(settings)).decrypt(stored.encode()).decode())
     except InvalidToken:
         raise InvalidSettingsError(
-            "the Hub token that came with this job cannot be read: ROCKET_SECRET_KEY, or the file secret.key in the "
-            "data folder, must be the same for the API and all workers"
+            "a secret in the database, a job's Hub token or a webhook's key, cannot be read: ROCKET_SECRET_KEY, or the "
+            "file secret.key in the data folder, must be the same for the API and all workers"
         ) from None
 
 

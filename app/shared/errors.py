@@ -8,9 +8,13 @@ AppError
 │   ├── JobNotFoundError
 │   ├── ArtifactNotFoundError
 │   ├── ProfileNotFoundError
-│   └── UploadNotFoundError
+│   ├── UploadNotFoundError
+│   ├── UploadedModelNotFoundError
+│   └── WebhookNotFoundError
 ├── ArtifactExpiredError            the artifact existed; its retention time is over
 ├── ConflictError                   the job's status does not allow it
+│   ├── ModelConflictError          the upload of a model continues elsewhere, or its name is taken
+│   ├── ModelNotReadyError          the upload of the model is not complete
 │   ├── ReportNotReadyError         the job has not succeeded
 │   └── FencedOutError              a worker writes to a job that it no longer holds
 ├── UnauthenticatedError            the caller has no valid credentials
@@ -95,6 +99,18 @@ class UploadNotFoundError(NotFoundError):
     code = "upload_not_found"
 
 
+class UploadedModelNotFoundError(NotFoundError):
+    """The caller has uploaded no model with this name, or announced no such file."""
+
+    code = "model_upload_not_found"
+
+
+class WebhookNotFoundError(NotFoundError):
+    """The caller has no webhook with this id."""
+
+    code = "webhook_not_found"
+
+
 class ProfileNotFoundError(NotFoundError):
     """The caller has no profile with this id."""
 
@@ -111,6 +127,18 @@ class ConflictError(AppError):
     """The status of the job does not allow this."""
 
     code = "job_state_conflict"
+
+
+class ModelConflictError(ConflictError):
+    """The upload of a model continues elsewhere, or its name is taken by another model."""
+
+    code = "model_upload_conflict"
+
+
+class ModelNotReadyError(ConflictError):
+    """The upload of the model is not complete."""
+
+    code = "model_not_ready"
 
 
 class ReportNotReadyError(ConflictError):

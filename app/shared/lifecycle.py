@@ -8,14 +8,15 @@ queued ──> running ──> succeeded | failed
 A running job returns to queued when its worker releases it or dies. Succeeded, failed and cancelled are final.
 """
 
+import secrets
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, CursorResult, update
+from sqlalchemy import ColumnElement, CursorResult, select, update
 from sqlalchemy.orm import Session
 
-from app.shared.models import Job
+from app.shared.models import Job, Webhook, WebhookDelivery
 
 
 class Status(StrEnum):
@@ -77,4 +78,39 @@ def move(
     statement = update(Job).where(Job.id == job_id, Job.status.in_(sources), *conditions).values(values)
     result = session.execute(statement, execution_options={"synchronize_session": False})
     assert isinstance(result, CursorResult)
-    return result.rowcount == 1
+    has_moved = result.rowcount == 1
+    if has_moved and target.is_terminal:
+        _queue_deliveries(session, job_id, target, at)
+    return has_moved
+
+
+def _queue_deliveries(session: Session, job_id: str, status: Status, at: datetime) -> None:
+    """Queue what the webhooks of a job's tenant get to know of its end, in the transaction that ends it."""
+    event = f"job.{status}"
+    mine = select(Webhook).join(Job, Job.owner == Webhook.owner).where(Job.id == job_id)
+    hooks = [hook for hook in session.scalars(mine) if event in hook.events.split()]
+    if not hooks:
+        return
+    ended = select(Job.request, Job.error, Job.result).where(Job.id == job_id)
+    request, error, result = session.execute(ended).one()
+    data = {
+        "id": job_id,
+        "status": str(status),
+        "model_id": request["model_id"],
+        "metadata": request.get("metadata", {}),
+        "error": error,
+        "result": result,
+    }
+    body = {"type": event, "timestamp": at.isoformat(), "data": data}
+    session.add_all(
+        WebhookDelivery(
+            id=f"dlv_{secrets.token_hex(16)}",
+            webhook_id=hook.id,
+            event=event,
+            body=body,
+            created_at=at,
+            available_at=at,
+        )
+        for hook in hooks
+    )
+    session.flush()

@@ -14,6 +14,9 @@ tenants ── api_keys         who has access, as which tenant
            └─ sessions      users signed in to the pages with a key
 audit_events                who did what; append-only
 uploads                     calibration files of a tenant
+models ── model_files       models of a tenant: the files that were announced
+          └─ model_pieces   what has arrived of them
+webhooks ─ webhook_deliveries  addresses that a tenant's events are sent to; what is sent to them
 identity                    identifies this database
 
 Rows below a job are deleted with it. Enumerations are text with a check, so that both databases treat them alike.
@@ -361,6 +364,7 @@ class Upload(Base):
         id: the first 32 digits of its SHA-256.
         suffix: how it is read, `.jsonl` or `.txt`.
         documents: number of documents.
+        name: name of the file when it was first uploaded; null if the client did not send it.
     """
 
     __tablename__ = "uploads"
@@ -373,7 +377,118 @@ class Upload(Base):
     size: Mapped[int] = mapped_column(BigInteger)
     suffix: Mapped[str] = mapped_column(String(8))
     documents: Mapped[int]
+    name: Mapped[str | None] = mapped_column(String(255))
     created_at: Mapped[datetime]
+
+
+class UploadedModel(Base):
+    """A model that a tenant uploads, or has uploaded.
+
+    Attributes:
+        id: increases with the time of creation; a model uploaded again under the same name has another one.
+        owner: the tenant.
+        name: its name; jobs refer to it as `upload/NAME`.
+        status: `headers` until its headers are accepted, `weights` until every byte has arrived, then `ready`.
+        size: bytes of all files.
+        parameters: number of parameters; null until its headers are accepted.
+        skeleton_key: key of the work folder that holds its headers on each machine that has judged it.
+        used_at: when a piece of it arrived, or a job was created with it.
+    """
+
+    __tablename__ = "models"
+    __table_args__ = (
+        CheckConstraint("status IN ('headers', 'weights', 'ready')", name="status"),
+        UniqueConstraint("owner", "name"),
+        Index(None, "used_at"),
+    )
+
+    id: Mapped[str] = mapped_column(_JOB_ID, primary_key=True)
+    owner: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(String(96))
+    status: Mapped[str] = mapped_column(String(8))
+    size: Mapped[int] = mapped_column(BigInteger)
+    parameters: Mapped[int | None] = mapped_column(BigInteger)
+    skeleton_key: Mapped[str] = mapped_column(String(32), unique=True)
+    created_at: Mapped[datetime]
+    used_at: Mapped[datetime]
+
+
+class ModelFile(Base):
+    """A file of an uploaded model.
+
+    Attributes:
+        path: its path in the model's folder.
+        size: its size in bytes, as announced.
+        received: number of bytes that have arrived, from its start.
+        head: number of its first bytes that are needed to judge the model; null until they show it themselves.
+    """
+
+    __tablename__ = "model_files"
+    __table_args__ = (CheckConstraint("received >= 0 AND received <= size", name="received"),)
+
+    model_id: Mapped[str] = mapped_column(_JOB_ID, ForeignKey("models.id", ondelete="CASCADE"), primary_key=True)
+    path: Mapped[str] = mapped_column(String(200), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    received: Mapped[int] = mapped_column(BigInteger, default=0)
+    head: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class ModelPiece(Base):
+    """Consecutive bytes of an uploaded model's file, stored under a key."""
+
+    __tablename__ = "model_pieces"
+    __table_args__ = (UniqueConstraint("storage_key"),)
+
+    model_id: Mapped[str] = mapped_column(_JOB_ID, ForeignKey("models.id", ondelete="CASCADE"), primary_key=True)
+    path: Mapped[str] = mapped_column(String(200), primary_key=True)
+    start: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    size: Mapped[int] = mapped_column(BigInteger)
+    storage_key: Mapped[str] = mapped_column(String(64))
+    sha256: Mapped[str] = mapped_column(String(64))
+
+
+class Webhook(Base):
+    """An address that events of a tenant's jobs are sent to.
+
+    Attributes:
+        events: the events, separated by blanks.
+        secret: key of the signatures, encrypted.
+    """
+
+    __tablename__ = "webhooks"
+
+    id: Mapped[str] = mapped_column(_JOB_ID, primary_key=True)
+    owner: Mapped[str] = mapped_column(String(64), index=True)
+    url: Mapped[str] = mapped_column(Text)
+    events: Mapped[str] = mapped_column(String(128))
+    secret: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime]
+
+
+class WebhookDelivery(Base):
+    """An event to send to a webhook, or one that was sent.
+
+    Attributes:
+        event: what happened, such as `job.succeeded`.
+        body: what is sent.
+        attempt: number of attempts so far.
+        available_at: earliest time of the next attempt; null once it was delivered or given up.
+        delivered_at: when the receiver accepted it.
+        error: why the last attempt failed.
+    """
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (Index(None, "available_at"), Index(None, "created_at"))
+
+    id: Mapped[str] = mapped_column(_JOB_ID, primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(_JOB_ID, ForeignKey("webhooks.id", ondelete="CASCADE"), index=True)
+    event: Mapped[str] = mapped_column(String(32))
+    body: Mapped[dict[str, Any]]
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    created_at: Mapped[datetime]
+    available_at: Mapped[datetime | None]
+    delivered_at: Mapped[datetime | None]
+    error: Mapped[str | None] = mapped_column(String(200))
 
 
 class BrowserSession(Base):

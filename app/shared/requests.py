@@ -4,7 +4,7 @@ import hashlib
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from app.shared.errors import InvalidRequestError
@@ -50,7 +50,17 @@ _MAX_ANSWER_TOKENS = 512
 _UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
 
 
-class _RequestModel(FrozenModel):
+def _is_fraction(value: Any) -> Any:
+    # The bounds alone do not say what to send.
+    number = float(value) if isinstance(value, str) and value.replace(".", "", 1).isdecimal() else value
+    if isinstance(number, int | float) and number >= 1:
+        raise ValueError("should be less than 1; to remove 30 %, write 0.3")
+    return value
+
+
+class RequestModel(FrozenModel):
+    """A part of a request."""
+
     model_config = ConfigDict(hide_input_in_errors=True)
 
     @model_validator(mode="before")
@@ -63,10 +73,13 @@ class _RequestModel(FrozenModel):
         return data
 
 
-def _model_id(text: str) -> str:
+def check_model_id(text: str) -> str:
+    """Return the id of a model, if it is valid; raises ValueError."""
     # The Hub refuses "--" and ".." in a repository id; ".." could also leave a folder.
     if not _MODEL_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
-        raise ValueError("is not a valid model id; use `namespace/name` (Hub) or `local/NAME` (see GET /models)")
+        raise ValueError(
+            "is not a valid model id; use `namespace/name` (Hub), or `local/NAME` or `upload/NAME` (see GET /models)"
+        )
     return text
 
 
@@ -92,7 +105,7 @@ def _task(text: str) -> str:
     return text
 
 
-class CalibrationRequest(_RequestModel):
+class CalibrationRequest(RequestModel):
     """The data that the model is calibrated on."""
 
     dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
@@ -109,7 +122,7 @@ class CalibrationRequest(_RequestModel):
     """seed for drawing samples, 0 (the default) to 2⁶³ - 1."""
 
 
-class _Stored(_RequestModel):
+class StoredRequest(RequestModel):
     """A request that becomes part of a row."""
 
     @model_validator(mode="before")
@@ -120,7 +133,7 @@ class _Stored(_RequestModel):
         return data
 
 
-class EvaluationRequest(_Stored):
+class EvaluationRequest(StoredRequest):
     """How the result is compared with the dense model, once its files are written.
 
     It does not change the artifacts. Unlike a compression, which holds one block, it needs memory for the whole model,
@@ -168,7 +181,7 @@ _Labels = Annotated[
 
 
 # A job's record has the values of its preset, whatever the presets of a later version contain.
-class JobOptions(MethodOptions, _RequestModel):
+class JobOptions(MethodOptions, RequestModel):
     """How to compress."""
 
     # Clients of earlier versions download either of them without having asked for it.
@@ -179,17 +192,17 @@ class JobOptions(MethodOptions, _RequestModel):
     """
 
 
-class JobRequest(_Stored):
+class JobRequest(StoredRequest):
     """The work of a job: with a target it compresses a model, without one it profiles the model's layers.
 
     With `source_job_id` it heals or evaluates the result of the job that has compressed the model in this way.
     """
 
-    model_id: Annotated[str, AfterValidator(_model_id)]
-    """`namespace/name` on the Hub, or `local/NAME` in the operator's models folder."""
+    model_id: Annotated[str, AfterValidator(check_model_id)]
+    """`namespace/name` on the Hub, `local/NAME` in the operator's models folder, or your own `upload/NAME`."""
     revision: Annotated[str, AfterValidator(_revision)] | None = None
     """branch, tag or commit of a repository on the Hub."""
-    ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    ratio: Annotated[float, BeforeValidator(_is_fraction), Field(ge=0, lt=1)] | None = None
     """fraction of the compressible parameters to remove, [0, 1)."""
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     """upper bound on the bytes of the artifact that the option `engine` reads, in place of a ratio: of all safetensors
@@ -230,8 +243,8 @@ class JobRequest(_Stored):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "JobRequest":
-        if self.revision is not None and self.model_id.startswith(LOCAL):
-            raise ValueError("a local model has no revision; leave it out")
+        if self.revision is not None and not self.is_on_hub:
+            raise ValueError("only models on the Hub have a revision; leave it out")
         if (self.source_job_id is None) != (self.on_source is None):
             raise ValueError("source_job_id and on_source belong together")
         try:
@@ -296,11 +309,21 @@ class JobRequest(_Stored):
         return tuple(task for task in tasks if task.startswith(LOCAL))
 
     @property
+    def is_on_hub(self) -> bool:
+        """Whether the model is on the Hub, and not on this server."""
+        return not self.model_id.startswith((LOCAL, UPLOAD))
+
+    @property
+    def uploaded_model(self) -> str | None:
+        """Name of the uploaded model; None if the model is from elsewhere."""
+        return self.model_id.removeprefix(UPLOAD) if self.model_id.startswith(UPLOAD) else None
+
+    @property
     def asks_the_hub(self) -> bool:
         """Whether the model, a text or a task comes from the Hub."""
         tasks = () if self.evaluate is None else self.evaluate.tasks
         from_hub = any(name in HUB_DATASETS for name in self.datasets) or any(task in HUB_TASKS for task in tasks)
-        return not self.model_id.startswith(LOCAL) or from_hub
+        return self.is_on_hub or from_hub
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the request; spelling out a default does not change it."""
@@ -346,11 +369,11 @@ class CompressionRequest(JobRequest):
         return self
 
 
-class ProfileRequest(_Stored):
+class ProfileRequest(StoredRequest):
     """A model whose layers are to be profiled; only `model_id` is required."""
 
-    model_id: Annotated[str, AfterValidator(_model_id)]
-    """`namespace/name` on the Hub, or `local/NAME` in the operator's models folder."""
+    model_id: Annotated[str, AfterValidator(check_model_id)]
+    """`namespace/name` on the Hub, `local/NAME` in the operator's models folder, or your own `upload/NAME`."""
     revision: Annotated[str, AfterValidator(_revision)] | None = None
     """branch, tag or commit of a repository on the Hub."""
     calibration: CalibrationRequest = CalibrationRequest()
@@ -377,7 +400,7 @@ class ProfileRequest(_Stored):
         return JobRequest.model_validate(self.model_dump())
 
 
-class HealingRequest(_Stored):
+class HealingRequest(StoredRequest):
     """How the result of a job is to be healed; only `tokens` is required."""
 
     tokens: HealingTokens
@@ -429,10 +452,10 @@ class HealingRequest(_Stored):
         return JobRequest.model_validate(healed.model_dump() | changes)
 
 
-class AllocationRequest(_RequestModel):
+class AllocationRequest(RequestModel):
     """The target of a predicted allocation: exactly one of the four."""
 
-    ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    ratio: Annotated[float, BeforeValidator(_is_fraction), Field(ge=0, lt=1)] | None = None
     """fraction to remove, [0, 1), of the compressible parameters, or of bytes if that is the profile's budget unit."""
     model_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """upper bound on the bytes of all weights of the model; the best model within it is predicted."""

@@ -2,22 +2,19 @@
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from app.api.problems import Problem
+from app.api.schema_text import Json, meaning, type_text
 from app.main import create_app
 from app.shared.settings import Settings
 from reference_pages.tables import table
 
-Json = Mapping[str, Any]
-
 _METHODS = ("get", "post", "put", "patch", "delete")
-_REFERENCE = "#/components/schemas/"
 _PROBLEM = "application/problem+json"
-_BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 
 
 @cache
@@ -93,8 +90,7 @@ def _schema(name: str, schema: Json) -> str:
         parts += [_type(schema), ""]
     required = schema.get("required", ())
     rows = [
-        (_member(member, required), _type(part), _meaning(part))
-        for member, part in schema.get("properties", {}).items()
+        (_member(member, required), _type(part), meaning(part)) for member, part in schema.get("properties", {}).items()
     ]
     return "\n".join([*parts, table(("member", "type", "meaning"), rows) if rows else ""])
 
@@ -103,41 +99,8 @@ def _member(name: str, required: Sequence[str]) -> str:
     return f"`{name}`" + (" (required)" if name in required else "")
 
 
-def _meaning(schema: Json) -> str:
-    meaning = schema.get("description", "")
-    default = schema.get("default")
-    if default is None or isinstance(default, dict | list) or "default" in meaning:
-        return str(meaning)
-    return f"{meaning} Default `{default}`.".strip()
-
-
 def _type(schema: Json) -> str:
-    if "$ref" in schema:
-        name = schema["$ref"].removeprefix(_REFERENCE)
-        return f"[{name}](#{slug(name)})"
-    for several in ("anyOf", "oneOf"):
-        if several in schema:
-            return " or ".join(_type(part) for part in schema[several])
-    if "allOf" in schema:
-        return " and ".join(_type(part) for part in schema["allOf"])
-    if "const" in schema:
-        return f"`{schema['const']}`"
-    if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
-    return _plain_type(schema)
-
-
-def _plain_type(schema: Json) -> str:
-    kind = schema.get("type", "anything")
-    if kind == "array":
-        if "prefixItems" in schema:
-            return "(" + ", ".join(map(_type, schema["prefixItems"])) + ")"
-        return f"list of {_type(schema.get('items', {}))}"
-    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-        return f"object of {_type(schema['additionalProperties'])}"
-    bounds = [f"{sign} {schema[bound]:.12g}" for bound, sign in _BOUNDS if bound in schema]
-    form = f" ({schema['format']})" if "format" in schema else ""
-    return f"{kind}{form}" + (f", {', '.join(bounds)}" if bounds else "")
+    return type_text(schema, lambda name: f"[{name}](#{slug(name)})", lambda value: f"`{value}`")
 
 
 def slug(heading: str) -> str:

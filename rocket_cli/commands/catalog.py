@@ -1,8 +1,7 @@
-"""`rocket models`, `rocket calibrations`, `rocket upload` and `rocket profiles`: resources of a server."""
+"""`rocket models`, `rocket calibrations` and `rocket profiles`: resources of a server."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rocket_cli import options
-from rocket_cli.connection import OutageNotice, command, connected
+from rocket_cli.connection import command, connected
 from rocket_cli.progress_view import print_line
 from rocket_cli.report_table import print_names, wide_console
 from rocket_client._defaults import DEFAULT_SERVER
@@ -22,11 +21,27 @@ After = Annotated[str | None, typer.Option(metavar="PROFILE", help="Only profile
 Limit = Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Maximum number of profiles.")]
 
 
-def models(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
-    """List the models in the server's folder, as `rocket submit` accepts them; does not list models on the Hub."""
+def models(
+    *,
+    delete: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Delete this uploaded model, upload/NAME, instead of listing models."),
+    ] = None,
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """List the models in the server's folder and your uploads, as `rocket submit` accepts them; none of the Hub.
+
+    What looks like a model but cannot be compressed is listed on stderr, with what to do.
+    """
     with connected(server, as_json=as_json) as rocket:
-        names = rocket.models()
-    print_names(names, "models", as_json=as_json)
+        if delete is not None:
+            rocket.delete_model(delete)
+            return
+        found = rocket.list_models()
+    print_names([model.id for model in found if model.problem is None], "models", as_json=as_json)
+    for model in (each for each in found if each.problem is not None and not as_json):
+        print_line(f"{model.id} cannot be compressed: {model.problem}")
 
 
 def calibrations(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
@@ -34,29 +49,6 @@ def calibrations(*, server: options.Server = DEFAULT_SERVER, as_json: options.Js
     with connected(server, as_json=as_json) as rocket:
         names = rocket.calibrations()
     print_names(names, "calibration data", as_json=as_json)
-
-
-def upload(
-    *,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help='A .txt file, or a .jsonl file of {"text": ...} documents.')
-    ],
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
-) -> None:
-    """Upload FILE to a server, and print the name to use with `rocket submit --calibration`.
-
-    Uploading the same content again returns the same upload.
-    """
-    notice = OutageNotice(server, quiet=as_json)
-    with connected(server, as_json=as_json, notice=notice) as rocket:
-        uploaded = rocket.upload(file)
-        notice.end()
-    if as_json:
-        typer.echo(uploaded.model_dump_json(indent=2))
-        return
-    typer.echo(uploaded.id)
-    print_line(f"{uploaded.documents} documents; use them with `rocket submit ... --calibration {uploaded.id}`")
 
 
 def profiles(

@@ -17,6 +17,7 @@ from rocket_core.report.formatting import bytes_text
 
 if TYPE_CHECKING:
     from rocket_client._download_state import DownloadedFile, DownloadProgress
+    from rocket_client._model_upload import UploadProgress
 
 
 _SECONDS_BEFORE_ESTIMATE = 2.0
@@ -51,19 +52,19 @@ def download(
 
 
 def bytes_view(
-    view: ProgressView, notice: OutageNotice, clock: Callable[[], float] = time.monotonic
-) -> Callable[["DownloadProgress"], None]:
-    """Return a callback for downloads that shows their progress in bytes."""
+    view: ProgressView, notice: OutageNotice, clock: Callable[[], float] = time.monotonic, *, stage: str = "downloading"
+) -> Callable[["DownloadProgress | UploadProgress"], None]:
+    """Return a callback for downloads and uploads that shows their progress in bytes."""
     began = clock()
 
-    def show(progress: "DownloadProgress") -> None:
+    def show(progress: "DownloadProgress | UploadProgress") -> None:
         notice.end()
         seconds, seconds_left = clock() - began, None
         if progress.received and seconds > _SECONDS_BEFORE_ESTIMATE:
             seconds_left = seconds / progress.received * (progress.total - progress.done)
         fraction = progress.done / progress.total if progress.total else 1.0
         size = f"{bytes_text(progress.done)} of {bytes_text(progress.total)}"
-        view.show("downloading", f"{size} {progress.name}", fraction, seconds_left)
+        view.show(stage, f"{size} {progress.name}", fraction, seconds_left)
 
     return show
 

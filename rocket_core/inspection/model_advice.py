@@ -12,6 +12,10 @@ _PYTORCH_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth")
 _MOST_ENTRIES = 1000
 
 
+WEIGHT_SUFFIXES = frozenset({".gguf", ".safetensors", *_PYTORCH_SUFFIXES})
+"""Suffixes of files that people take for models."""
+
+
 def advice_on_contents(names: Collection[str]) -> str:
     """Return what files without a config.json are, and what to give instead.
 

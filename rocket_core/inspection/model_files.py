@@ -51,7 +51,8 @@ _LARGE = ("*/model.safetensors", "added_tokens.json", "merges.txt", "tokenizer*"
 MAX_SMALL_BYTES = 2**24
 # Limit of all copies together.
 _MAX_COMPANIONS_BYTES = 2**31
-_MAX_COMPANIONS = 1000
+MAX_COMPANIONS = 1000
+"""Most of these files that one model has."""
 
 _CHUNK_BYTES = 2**20
 
@@ -112,9 +113,9 @@ def companions(folder: Path, name: str) -> list[Path]:
     """
     root = folder.resolve()
     files = sorted({file for pattern in COMPANIONS for file in root.glob(pattern) if file.is_file()})
-    if len(files) > _MAX_COMPANIONS:
+    if len(files) > MAX_COMPANIONS:
         raise UnsafeFileError(
-            f"{name} holds {len(files)} tokenizer, licence and settings files, more than {_MAX_COMPANIONS}; remove "
+            f"{name} holds {len(files)} tokenizer, licence and settings files, more than {MAX_COMPANIONS}; remove "
             "those that do not belong to the model"
         )
     total = 0
@@ -122,7 +123,7 @@ def companions(folder: Path, name: str) -> list[Path]:
         shown = f"{name}/{_shown(str(file.relative_to(root)))}"
         _check_safe(root, file, shown)
         size = file.stat().st_size
-        _check_size(size, _limit(file.relative_to(root)), shown)
+        _check_size(size, size_limit(file.relative_to(root)), shown)
         total += size
     if total > _MAX_COMPANIONS_BYTES:
         raise UnsafeFileError(
@@ -144,7 +145,7 @@ def copy_file(folder: Path, file: Path, target: Path) -> None:
         UnsafeFileError: the file must not be read, or is larger than such a file can be.
         OSError: the file cannot be read, or the copy cannot be written.
     """
-    limit = _limit(file)
+    limit = size_limit(file)
     with open_file(folder, file) as stream, target.open("wb") as copy:
         left = limit
         while chunk := stream.read(min(_CHUNK_BYTES, left + 1)):
@@ -261,7 +262,8 @@ def _open_beneath(base: Path, parts: tuple[str, ...], name: str) -> int:
     return descriptor
 
 
-def _limit(file: Path) -> int:
+def size_limit(file: Path) -> int:
+    """Return the largest plausible size of one of `COMPANIONS`, in bytes; of any other file, that of a small one."""
     # Licences first: whatever other patterns their names match, they are texts.
     if fnmatchcase(file.name, "LICENSE*") or fnmatchcase(file.name, "NOTICE*"):
         return MAX_SMALL_BYTES

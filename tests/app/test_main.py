@@ -45,6 +45,15 @@ def test_the_api_has_the_documented_paths(app):
         ("get", "/profiles/{profile_id}/frontier"),
         ("post", "/profiles/{profile_id}/allocations"),
         ("get", "/models"),
+        ("post", "/models"),
+        ("get", "/models/{model_name}"),
+        ("put", "/models/{model_name}/files/{file}"),
+        ("post", "/models/{model_name}/check"),
+        ("delete", "/models/{model_name}"),
+        ("get", "/webhooks"),
+        ("post", "/webhooks"),
+        ("get", "/webhooks/{webhook_id}"),
+        ("delete", "/webhooks/{webhook_id}"),
         ("get", "/calibrations"),
         ("post", "/calibrations"),
         ("get", "/calibrations/{upload_id}"),
@@ -93,9 +102,10 @@ def test_only_listed_endpoints_are_async(app):
         for route in routes
         if isinstance(route, APIRoute) and inspect.iscoroutinefunction(route.endpoint)
     }
-    sleeping = {"list_events", "get_job", "save_upload"}
+    sleeping = {"list_events", "get_job", "save_upload", "save_piece"}
     # These wait for a thread of their tenant's share, in which a model is judged.
     sharing = {"submit_job", "heal_job", "make_profile", "make_estimate", "submit", "submit_profile", "preview", "heal"}
+    sharing.add("check_headers")
     # Answers without I/O.
     assert asynchronous == {"is_alive"} | sleeping | sharing
 

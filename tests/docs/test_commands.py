@@ -28,6 +28,7 @@ READ_IN_TURN = (
     "how-to/compress",
     "how-to/service",
     "how-to/calibration",
+    "how-to/upload",
     "how-to/ratio",
     "how-to/mixtures",
     "how-to/vision",
@@ -42,6 +43,7 @@ READ_IN_TURN = (
     "how-to/containers",
     "how-to/isolation",
     "how-to/production",
+    "how-to/webhooks",
     "how-to/audit",
 )
 PAGES = [ROOT / "docs" / f"{name}.md" for name in READ_IN_TURN]
@@ -152,8 +154,8 @@ def test_every_page_is_tested_and_exceptions_have_reasons():
     assert not [page for page in PAGES for block in blocks(page) if re.search(r"^\$ ", block.text, flags=re.MULTILINE)]
     assert {block.language for page in PAGES for block in blocks(page)} == {"sh", "python"}
     run = [page.stem for page in PAGES if script_of(page)]
-    first = ["quickstart", "compress", "service", "calibration", "ratio", "load", "engines"]
-    assert run == [*first, "evaluate", "heal", "speed", "cost", "audit"]
+    first = ["quickstart", "compress", "service", "calibration", "upload", "ratio", "load", "engines"]
+    assert run == [*first, "evaluate", "heal", "speed", "cost", "webhooks", "audit"]
 
 
 def test_untested_commands_exist():

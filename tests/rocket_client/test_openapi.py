@@ -16,7 +16,9 @@ from rocket_client._download_state import DownloadRequest, FileDownload
 from rocket_client._wire import Call, Request
 from rocket_client.models import Artifact
 
+HOOK = "hook_" + "0" * 26
 JOB, PROFILE, UPLOAD = "job_" + "0" * 26, "prof_" + "0" * 26, "upload/" + "0" * 32
+TINY_LLAMA = Path(__file__).parents[2] / "examples" / "tiny-llama"
 CALIBRATION = {"dataset": "builtin", "samples": 3, "sequence_length": 64, "seed": 1}
 EVALUATE = {"dataset": "builtin", "samples": 2, "sequence_length": 8, "stride": 4, "tasks": ["piqa"], "task_items": 9}
 EVALUATE |= {"prompts": ["a"], "answer_tokens": 3}
@@ -59,6 +61,10 @@ METHODS = {
     "upload": [{"file": Path("a.txt")}, {"file": Path("a.jsonl")}],
     "get_upload": [{"upload_id": UPLOAD}],
     "delete_upload": [{"upload_id": UPLOAD}],
+    # Announces the model first; the requests that follow are in `upload_requests`.
+    "upload_model": [{"folder": TINY_LLAMA, "name": "mine"}],
+    "delete_model": [{"model_id": "upload/mine"}],
+    "list_models": [{}],
     "get_job": [{"job_id": JOB}],
     "wait": [{"job_id": JOB}],
     "list_jobs": [{}, {"status": "failed", "metadata": {"k": "v"}, "after": JOB, "limit": 3}],
@@ -85,6 +91,13 @@ METHODS = {
     # Requests the list first; the files that it requests next are in `FILE`.
     "download": [{"job_id": JOB, "folder": Path("out")}],
     "models": [{}],
+    "create_webhook": [
+        {"url": "https://example.org"},
+        {"url": "https://example.org", "events": ["job.failed"]},
+    ],
+    "list_webhooks": [{}],
+    "get_webhook": [{"webhook_id": HOOK}],
+    "delete_webhook": [{"webhook_id": HOOK}],
     "calibrations": [{}],
 }
 ASKING_NOTHING = {"server", "close"}
@@ -123,6 +136,8 @@ READ = {
     "DELETE /jobs/{job_id}": None,
     "DELETE /profiles/{profile_id}": None,
     "DELETE /calibrations/{upload_id}": None,
+    "DELETE /models/{model_name}": None,
+    "DELETE /webhooks/{webhook_id}": None,
 }
 
 
@@ -173,6 +188,12 @@ def file_request():
     return FileDownload(None, request, artifact, Path("a.json"))._http_request(3)
 
 
+def upload_requests():
+    yield _endpoints.check_model("mine")
+    yield _endpoints.save_piece("mine", "config.json", b"{}", start=0, total=2, digest="sha-256=::")
+    yield _endpoints.get_model("mine")
+
+
 def operation_of(document, request):
     """Return the document's name of a request, and its operation."""
     fitting = [
@@ -180,7 +201,8 @@ def operation_of(document, request):
         for path, methods in document["paths"].items()
         if request.method.lower() in methods
         and re.fullmatch(
-            re.sub(r"\\\{name\\\}", ".+", re.sub(r"\\\{\w+_id\\\}", "[^/]+", re.escape(path))), request.path
+            re.sub(r"\\\{(name|model_name|file)\\\}", ".+", re.sub(r"\\\{\w+_id\\\}", "[^/]+", re.escape(path))),
+            request.path,
         )
     ]
     assert fitting, f"{request.method} {request.path} is not in the document"
@@ -193,10 +215,11 @@ def requests(connect, monkeypatch):
             yield from requests_of(connect, method, arguments, monkeypatch)
             monkeypatch.undo()
     yield file_request()
+    yield from upload_requests()
 
 
 def test_every_method_of_the_client_is_covered():
-    methods = {name for name in vars(Rocket) if not name.startswith("_")}
+    methods = {name for name in dir(Rocket) if not name.startswith("_")}
     assert set(METHODS) == methods - ASKING_NOTHING
     for method, ways in METHODS.items():
         told = {"patience", "on_news", "on_progress", "exports"}
@@ -240,7 +263,7 @@ def test_every_request_body_matches_the_document(document, connect, monkeypatch)
     for request in requests(connect, monkeypatch):
         name, operation = operation_of(document, request)
         content = operation.get("requestBody", {}).get("content", {})
-        if request.file is not None:
+        if request.file is not None or request.content is not None:
             assert request.headers["Content-Type"] in content
         elif content or request.json is not None:
             seen.add(name)
@@ -249,6 +272,8 @@ def test_every_request_body_matches_the_document(document, connect, monkeypatch)
             errors = jsonschema_rs.Draft202012Validator(whole).iter_errors(request.json)
             assert [str(error) for error in errors] == [], name
     assert seen == {
+        "POST /models",
+        "POST /webhooks",
         "POST /jobs",
         "POST /jobs/{job_id}/healings",
         "POST /jobs/{job_id}/evaluations",

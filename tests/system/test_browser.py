@@ -211,6 +211,39 @@ def test_both_models_answer_a_prompt_on_the_page_of_a_job(browser, service):
         expect(page.get_by_role("heading", name="Before and after")).to_be_visible()
 
 
+def test_a_text_and_a_model_are_uploaded_and_used(browser, service, tmp_path):
+    (tmp_path / "my notes.txt").write_text("\n".join(f"line {number} of my own text" for number in range(200)))
+    folder = save_tiny_model("llama", tmp_path / "own-model")
+    (folder / "training.log").write_text("not a part of the model")
+    with open_page(browser, service) as page:
+        page.goto("/ui/new?samples=4&sequence_length=32&ratio=0.3")
+        page.get_by_text("Upload a model from this computer").click()
+        page.get_by_label("Drop a folder").set_input_files(folder)
+        expect(page.get_by_label("Model", exact=True)).to_have_value("upload/own-model", timeout=PATIENCE)
+        expect(page.get_by_label("Drop a folder").locator("..").get_by_role("status")).to_contain_text(
+            "upload/own-model"
+        )
+        # As a browser does when a file is dropped.
+        transfer = page.evaluate_handle(
+            "text => { const it = new DataTransfer(); it.items.add(new File([text], 'my notes.txt')); return it; }",
+            (tmp_path / "my notes.txt").read_text(),
+        )
+        page.locator("[data-drop=calibration]").dispatch_event("drop", {"dataTransfer": transfer})
+        expect(page.locator("#dataset option:checked")).to_have_text("my notes.txt (your upload)")
+        expect(page.locator("[data-drop=calibration] [role=status]")).to_contain_text("1 document")
+        expect(page.locator("#preview")).to_contain_text("parameters")
+        look_at(page, "uploads")
+        page.get_by_label("Drop a folder").set_input_files(folder)
+        expect(page.locator("[data-drop=model] [role=status]")).to_contain_text("sent")
+        page.get_by_label("Your own text").set_input_files(folder / "config.json")
+        expect(page.locator("[data-drop=calibration] [role=status]")).to_contain_text("neither .txt nor .jsonl")
+        (folder / "model.safetensors").unlink()
+        page.get_by_label("Drop a folder").set_input_files(folder)
+        expect(page.locator("[data-drop=model] [role=status]")).to_contain_text("safetensors")
+        page.get_by_role("button", name="Compress", exact=True).click()
+        finish(page)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
@@ -227,6 +260,7 @@ def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
         "model": "/ui/model?id=local/tiny",
         "profile": f"/ui/profiles/{next(job['profile_id'] for job in jobs if job['profile_id'])}",
         "compare": "/ui/compare?" + "&".join(f"job={job_id}" for job_id in done),
+        "api": "/docs",
         "sign-in": "/ui/sign-in",
         "not-found": "/ui/jobs/job_" + "0" * 26,
         "report": f"/jobs/{done[0]}/report",
@@ -236,6 +270,7 @@ def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
             page.goto(address)
             if name == "new-job-with-profile":
                 expect(page.locator("#preview figure svg").first).to_be_visible()
+                page.get_by_text("Upload a model from this computer").click()
             look_at(page, name)
 
 
@@ -286,7 +321,7 @@ def test_a_job_can_be_made_and_cancelled_with_the_keyboard(browser, service):
 
 def test_with_keys_users_must_sign_in(browser, tmp_path):
     data = tmp_path / "data"
-    service = Service(data)
+    service = Service(data, ROCKET_TENANTS_MANAGE_KEYS="true")
     made = subprocess.run(
         [ROCKET, "admin", "keys", "create", "alice", "--data-dir", data], check=True, capture_output=True, text=True
     )
@@ -304,6 +339,15 @@ def test_with_keys_users_must_sign_in(browser, tmp_path):
             [cookie] = page.context.cookies()
             assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Lax")
             look_at(page, "signed-in")
+            page.get_by_role("link", name="API keys").click()
+            page.get_by_label("Label").fill("another")
+            page.get_by_role("button", name="Create").click()
+            expect(page.get_by_role("status")).to_contain_text("rk_")
+            look_at(page, "keys")
+            page.goto("/docs#get-jobs")
+            page.get_by_role("button", name="Try it").locator("visible=true").click()
+            expect(page.get_by_label("answer of /jobs", exact=True)).to_contain_text('"has_more": false')
+            page.goto("/ui/profiles")
             page.goto("/ui/new")
             page.get_by_label("Model", exact=True).fill("local/none")
             page.keyboard.press("Tab")

@@ -4,7 +4,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from http import HTTPStatus
 
 import anyio
@@ -69,22 +69,22 @@ class BodyLimitMiddleware:
     Args:
         app: the next application.
         max_bytes: largest body accepted, in bytes.
-        exceptions: other limits for certain methods and paths.
+        exceptions: methods and patterns of paths with other limits, which follow them.
     """
 
     def __init__(
-        self, app: ASGIApp, *, max_bytes: int, exceptions: Mapping[tuple[str, str], int] | None = None
+        self, app: ASGIApp, *, max_bytes: int, exceptions: Sequence[tuple[str, re.Pattern[str], int]] = ()
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._exceptions = exceptions or {}
+        self._exceptions = exceptions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most = self._exceptions.get((scope["method"], scope["path"]), self._max_bytes)
+        most = self._limit(scope["method"], scope["path"])
         announced = Headers(scope=scope).get("content-length", "0")
         total = int(announced) if announced.isdecimal() else 0
         arrived = 0
@@ -100,6 +100,10 @@ class BodyLimitMiddleware:
             return message
 
         await self._app(scope, counted, send)
+
+    def _limit(self, method: str, path: str) -> int:
+        limits = (most for of, pattern, most in self._exceptions if of == method and pattern.fullmatch(path))
+        return next(limits, self._max_bytes)
 
 
 class BodyDeadlineMiddleware:

@@ -1,9 +1,10 @@
 """`/calibrations`: calibration datasets, the server's and the caller's own."""
 
 import re
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Request, Response, status
+from fastapi import APIRouter, Depends, Path, Query, Request, Response, status
 from starlette.exceptions import HTTPException
 
 from app.api.content_types import read_media_type
@@ -14,9 +15,11 @@ from app.api.serializers import upload_view
 from app.api.uploaded_bodies import UploadReceiver
 from app.services import uploads
 from app.shared import catalog
-from app.shared.errors import UploadNotFoundError
+from app.shared.errors import InvalidRequestError, UploadNotFoundError
 
 PATH = "/calibrations"
+BODY_PATH = re.compile(rf"(?:/ui)?{PATH}")
+"""Paths whose bodies are files, which are larger than other bodies."""
 
 router = APIRouter(prefix=PATH, tags=["calibrations"])
 
@@ -45,6 +48,15 @@ def _suffix(request: Request) -> str:
     return _SUFFIXES[sent]
 
 
+def _file_name(
+    name: Annotated[str | None, Query(min_length=1, max_length=255, description="name of the file, to show it")] = None,
+) -> str | None:
+    # Shown in lists, and in terminals.
+    if name is not None and not name.isprintable():
+        raise InvalidRequestError("a name is printable text", param="name")
+    return name
+
+
 UploadId = Annotated[str, Depends(_upload_id)]
 
 
@@ -62,11 +74,13 @@ async def save_upload(
     caller: CallerDep,
     actor: ActorDep,
     suffix: Annotated[str, Depends(_suffix)],
+    name: Annotated[str | None, Depends(_file_name)] = None,
 ) -> CalibrationView:
-    """Store the body as a calibration file, for use as `upload/ID`; the same content has the same id."""
+    """Store the body as a calibration file, for use as `upload/ID`; the same content has the same id and name."""
     upload_receiver: UploadReceiver = request.app.state.upload_receiver
     async with upload_receiver.receive(request, caller) as (pieces, threads):
-        upload, is_new = await threads.run(uploads.save_upload, context, actor, suffix, pieces)
+        save = partial(uploads.save_upload, context, actor, suffix, pieces, name=name)
+        upload, is_new = await threads.run(save)
     if not is_new:
         response.status_code = status.HTTP_200_OK
     response.headers["Location"] = f"{PATH}/{upload.id}"

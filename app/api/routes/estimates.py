@@ -12,7 +12,7 @@ from app.shared.requests import CompressionRequest
 router = APIRouter(prefix="/estimates", tags=["estimates"], route_class=JsonRoute)
 
 
-@router.post("", dependencies=[JSON_BODY], responses=problems(400, 404, 413, 415, 422, 503))
+@router.post("", dependencies=[JSON_BODY], responses=problems(400, 404, 409, 413, 415, 422, 503))
 async def make_estimate(
     body: CompressionRequest, context: ContextDep, owner: OwnerDep, threads: AdmissionDep, hub_token: HubTokenDep
 ) -> Estimate:

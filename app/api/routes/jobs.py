@@ -47,7 +47,7 @@ _LABELS: dict[str, Any] = {
     "",
     status_code=status.HTTP_202_ACCEPTED,
     dependencies=[JSON_BODY],
-    responses=problems(400, 404, 413, 415, 422, 503, 507)
+    responses=problems(400, 404, 409, 413, 415, 422, 503, 507)
     | {200: {"model": JobView, "description": "The job created by an earlier request with the same key"}},
 )
 async def submit_job(

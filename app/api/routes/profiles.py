@@ -54,7 +54,7 @@ def list_profiles(
     "",
     status_code=status.HTTP_202_ACCEPTED,
     dependencies=[JSON_BODY],
-    responses=problems(400, 404, 413, 415, 422, 503, 507)
+    responses=problems(400, 404, 409, 413, 415, 422, 503, 507)
     | {200: {"model": JobView, "description": "The job created by an earlier request with the same key"}},
 )
 async def make_profile(

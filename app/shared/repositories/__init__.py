@@ -4,8 +4,10 @@
 `jobs`        create, find, cancel, retry, delete
 `keys`        API keys
 `leases`      claim, renew, release, end: which worker may work on a job
+`models`      models that tenants upload
 `outputs`     progress, events, layers, allocations, artifacts, reports; writes only under a lease
 `statistics`  figures about all jobs, and about ended attempts
 `sweeps`      work of the reconciler: notify, reclaim, expire
 `tenants`     owners of jobs, and their quotas
+`webhooks`    addresses that ends of jobs are reported to, and the deliveries
 """

@@ -26,6 +26,7 @@ from app.shared.models import (
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.identifiers import new_id
+from app.shared.repositories.models import check_model
 from app.shared.repositories.sources import find_source, is_in_use
 from app.shared.repositories.uploads import check_upload
 from app.shared.requests import UPLOAD, JobRequest, Queue
@@ -124,6 +125,8 @@ def create_job(
     for dataset in request.datasets:
         if dataset.startswith(UPLOAD):
             check_upload(session, owner, dataset.removeprefix(UPLOAD))
+    if request.uploaded_model is not None:
+        check_model(session, owner, request.uploaded_model)
     if idempotency is not None:
         earlier = find_replayed(session, request, owner=owner, key=idempotency.key)
         if earlier is not None:

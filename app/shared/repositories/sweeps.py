@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from app.shared.database import now
 from app.shared.errors import ConflictError, JobNotFoundError, WorkerLostError
 from app.shared.lifecycle import Status
-from app.shared.models import Artifact, IdempotencyKey, Identity, Job, OutboxRow, Upload
+from app.shared.models import Artifact, IdempotencyKey, Identity, Job, ModelPiece, OutboxRow, Upload, UploadedModel
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.jobs import enqueue_notification
@@ -186,7 +186,10 @@ def find_orphans(session: Session, *, storage_keys: Collection[str], work_keys: 
         work_keys: names found among the work folders.
     """
     stored, worked = set(storage_keys), set(work_keys)
-    for column, keys in ((Artifact.storage_key, stored), (Upload.storage_key, stored), (Job.work_key, worked)):
+    for column, keys in (
+        *((column, stored) for column in (Artifact.storage_key, Upload.storage_key, ModelPiece.storage_key)),
+        *((column, worked) for column in (Job.work_key, UploadedModel.skeleton_key)),
+    ):
         sorted_keys = sorted(keys)
         # Databases limit the number of parameters, and a store may have more files than that.
         for start in range(0, len(sorted_keys), _MOST_PARAMETERS):

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.shared.database import now
 from app.shared.errors import InvalidRequestError, NotFoundError
-from app.shared.models import Artifact, Job, Tenant, Upload
+from app.shared.models import Artifact, Job, Tenant, Upload, UploadedModel
 
 # Easy to type, to quote in a URL and to grep for; never needs escaping.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -100,12 +100,13 @@ def find_quotas(session: Session, name: str) -> Quotas:
 
 
 def sum_stored_bytes(session: Session, name: str) -> int:
-    """Return the bytes of the artifacts and uploads that a tenant has in the store."""
+    """Return the bytes of a tenant's artifacts and uploads in the store; models count whole once they are announced."""
     artifacts = (
         select(func.coalesce(func.sum(Artifact.size), 0))
         .where(Artifact.storage_key.is_not(None))
         .where(exists().where(Job.id == Artifact.job_id, Job.owner == name))
     )
     uploads = select(func.coalesce(func.sum(Upload.size), 0)).where(Upload.owner == name)
+    models = select(func.coalesce(func.sum(UploadedModel.size), 0)).where(UploadedModel.owner == name)
     # Postgres returns sums as decimals.
-    return int(session.execute(artifacts).scalar_one()) + int(session.execute(uploads).scalar_one())
+    return sum(int(session.execute(statement).scalar_one()) for statement in (artifacts, uploads, models))

@@ -25,6 +25,7 @@ class NewUpload:
         size: size in bytes.
         suffix: how it is read, `.jsonl` or `.txt`.
         documents: number of documents.
+        name: name of the file; None if the client did not send it.
     """
 
     storage_key: str
@@ -32,6 +33,7 @@ class NewUpload:
     size: int
     suffix: str
     documents: int
+    name: str | None = None
 
     @property
     def id(self) -> str:
@@ -46,7 +48,7 @@ def save_upload(session: Session, owner: str, new: NewUpload) -> tuple[Upload, b
         The upload, and whether it is new; if not, the caller must remove the stored file.
     """
     insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    values = {name: getattr(new, name) for name in ("storage_key", "sha256", "size", "suffix", "documents")}
+    values = {name: getattr(new, name) for name in ("storage_key", "sha256", "size", "suffix", "documents", "name")}
     statement = (
         insert(Upload)
         .values(owner=owner, id=new.id, created_at=now(session), **values)

@@ -76,7 +76,7 @@ class Settings(BaseSettings):
     secret_key: SecretStr | None = Field(
         default=None,
         description="32 random bytes as URL-safe base 64, the same for all processes; encrypts Hub tokens that come "
-        "with jobs; default a file in the data folder",
+        "with jobs, and the keys of webhooks; default a file in the data folder",
     )
     allowed_hosts: str = Field(
         default="",
@@ -174,7 +174,7 @@ class Settings(BaseSettings):
         default=100, description="quota of a tenant: jobs that have not ended"
     )
     max_stored_bytes: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="quota of a tenant: artifacts and uploads; default none"
+        default=None, description="quota of a tenant: artifacts, uploads and uploaded models; default none"
     )
     max_model_bytes: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="quota of a tenant: weights of one model; default none"
@@ -186,7 +186,8 @@ class Settings(BaseSettings):
         default=True, description="measure the energy of each stage of a job, by codecarbon and without a network"
     )
     max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(
-        default=64 * _MIB, description="largest calibration file that can be uploaded"
+        default=64 * _MIB,
+        description="largest calibration file that can be uploaded, and largest piece of a model",
     )
     max_concurrent_uploads: Annotated[int, Field(ge=1, le=64)] = Field(
         default=2, description="uploads of one tenant received at once by one process, if API keys exist"
@@ -196,6 +197,28 @@ class Settings(BaseSettings):
     )
     max_uploads: Annotated[int, Field(ge=0)] = Field(
         default=100, description="quota of a tenant: calibration files uploaded"
+    )
+    max_models: Annotated[int, Field(ge=0)] = Field(
+        default=20, description="quota of a tenant: models uploaded; 0 to allow none"
+    )
+    unfinished_model_hours: Annotated[float, Field(gt=0, le=8760)] = Field(
+        default=48.0, description="hours without a new piece after which the incomplete upload of a model is deleted"
+    )
+    model_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = Field(
+        default=None, description="days after which an uploaded model that no job has used is deleted; default never"
+    )
+    tenants_manage_keys: bool = Field(
+        default=False,
+        description="let users who are signed in with a key that may write create and revoke the API keys of their "
+        "tenant on the page `/ui/keys`; a new key gets no scope that theirs lacks",
+    )
+    max_webhooks: Annotated[int, Field(ge=0)] = Field(
+        default=10, description="quota of a tenant: webhooks; 0 to allow none"
+    )
+    webhooks_allow_private: bool = Field(
+        default=False,
+        description="send webhooks also over plain HTTP and into private networks, including this machine; anyone "
+        "with a key can then make workers send requests there",
     )
     max_profiles: Annotated[int, Field(ge=1)] = Field(
         default=100,

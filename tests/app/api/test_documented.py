@@ -11,6 +11,8 @@ from sqlalchemy import update
 
 from app.api.middleware.access import REFUSALS
 from app.api.streams import Streams
+from app.api.tenant_shares import TenantSlots
+from app.api.uploaded_bodies import UploadReceiver
 from app.shared.database import Database, downgrade
 from app.shared.errors import DiskFullError
 from app.shared.models import Artifact, Job
@@ -19,6 +21,9 @@ from app.shared.repositories import sweeps
 from app.shared.storage import LocalStore
 from tests.app.api.conftest import BODY
 from tests.reference.fake_hub import FakeHub
+from tests.reference.model_uploads import announce, send_heads
+from tests.reference.model_uploads import upload as upload_model
+from tests.reference.safetensors_files import save_llama
 
 pytestmark = pytest.mark.databases("sqlite", soak=("postgres",))
 
@@ -27,7 +32,13 @@ NO_PROFILE = "/profiles/prof_" + "0" * 26
 BROKEN = JobError(code="x", message="m")
 FILE = "/artifacts/model.safetensors"
 # Statuses that do not only come from rate limiting.
-OTHER_REFUSALS = {("get", "/jobs/{job_id}/events", 429), ("post", "/calibrations", 429)}
+OTHER_REFUSALS = {
+    ("get", "/jobs/{job_id}/events", 429),
+    ("post", "/calibrations", 429),
+    ("post", "/models", 429),
+    ("post", "/webhooks", 429),
+    ("put", "/models/{model_name}/files/{file}", 429),
+}
 NO_UPLOAD = "upload/" + "0" * 32
 
 
@@ -98,6 +109,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
     profile, allocations = "/profiles/{profile_id}", "/profiles/{profile_id}/allocations"
     healings = "/jobs/{job_id}/healings"
     evaluations = "/jobs/{job_id}/evaluations"
+    model, model_file = "/models/{model_name}", "/models/{model_name}/files/{file}"
     job, file = "/jobs/{job_id}", "/jobs/{job_id}/artifacts/{name}"
 
     def replay(path, body, key):
@@ -117,10 +129,10 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         assert client.post("/jobs", json=BODY | {"calibration": {"dataset": dataset}}).status_code == 202
         return client.delete(path)
 
-    def one_upload_too_many():
+    def with_limits(ask, **limits):
         context = app.state.context
-        app.state.context = replace(context, settings=settings.model_copy(update={"max_uploads": 0}))
-        answer = upload(b"five")
+        app.state.context = replace(context, settings=settings.model_copy(update=limits))
+        answer = ask()
         app.state.context = context
         return answer
 
@@ -130,6 +142,47 @@ def scenarios(client, jobs, app, settings, monkeypatch):
             row = session.get(Job, path.rsplit("/", 1)[-1])
             row.request = row.request | {"model_id": "org/model"}
         return without_a_hub(f"{path}/healings", {"tokens": 5}, {})
+
+    def announced(name, **sizes):
+        files = [{"path": path, "size": size} for path, size in ({"model.safetensors": 2} | sizes).items()]
+        return client.post("/models", json={"name": name, "files": [{"path": "config.json", "size": 2}, *files]})
+
+    def sent(name, content=b"{}", file="config.json", size=2):
+        announced(name)
+        span = {"Content-Range": f"bytes 0-1/{size}"}
+        return client.put(f"/models/{name}/files/{file}", content=content, headers=span)
+
+    def hooked():
+        return client.post("/webhooks", json={"url": "https://example.org/hook"})
+
+    def judged():
+        folder = settings.models_folder / "tiny"
+        announce(client, folder, "judged")
+        send_heads(client, folder, "judged")
+        return client.post("/models/judged/check")
+
+    def refused():
+        folder = save_llama(settings.data_dir / "quantized", config={"quantization_config": {"bits": 4}})
+        announce(client, folder, "refused")
+        send_heads(client, folder, "refused")
+        return client.post("/models/refused/check")
+
+    def one_model_in_use():
+        upload_model(client, settings.models_folder / "tiny", "used")
+        assert client.post("/jobs", json=BODY | {"model_id": "upload/used"}).status_code == 202
+        return client.delete("/models/used")
+
+    def without_receivers():
+        receiver = app.state.upload_receiver
+        app.state.upload_receiver = UploadReceiver(settings)
+        app.state.upload_receiver._slots = TenantSlots(0, share=0)
+        answer = sent("late")
+        app.state.upload_receiver = receiver
+        return answer
+
+    def incomplete(path, body=BODY):
+        announced("incomplete")
+        return client.post(path, json=body | {"model_id": "upload/incomplete"})
 
     def without_a_hub(path, body=BODY, named=MappingProxyType({"model_id": "org/model"})):
         with socket.socket() as free:
@@ -288,7 +341,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("post", "/calibrations", 413): lambda: upload(b" " * (settings.max_upload_bytes + 1)),
         ("post", "/calibrations", 415): lambda: client.post("/calibrations", content=b"x"),
         ("post", "/calibrations", 422): lambda: upload(b"\0"),
-        ("post", "/calibrations", 429): one_upload_too_many,
+        ("post", "/calibrations", 429): lambda: with_limits(lambda: upload(b"five"), max_uploads=0),
         ("post", "/calibrations", 507): lambda: without_room(lambda: upload(b"two")),
         ("get", "/calibrations/{upload_id}", 200): lambda: client.get(uploaded()),
         ("get", "/calibrations/{upload_id}", 404): lambda: client.get("/calibrations/x"),
@@ -296,7 +349,47 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("delete", "/calibrations/{upload_id}", 404): lambda: client.delete("/calibrations/" + "0" * 32),
         ("delete", "/calibrations/{upload_id}", 409): one_in_use,
         ("get", "/models", 200): lambda: client.get("/models"),
+        ("post", "/models", 201): lambda: announced("new"),
+        ("post", "/models", 200): lambda: announced("new"),
+        ("post", "/models", 400): lambda: client.post("/models", content=b"{", headers=json_type),
+        ("post", "/models", 409): lambda: announced("new", **{"tokenizer.json": 1}),
+        ("post", "/models", 413): lambda: client.post("/models", content=b" " * 5000, headers=json_type),
+        ("post", "/models", 415): lambda: client.post("/models", content=b"{}", headers=text_type),
+        ("post", "/models", 422): lambda: announced("new", **{"model.py": 1}),
+        ("post", "/models", 429): lambda: with_limits(lambda: announced("more"), max_models=0),
+        ("post", "/models", 507): lambda: without_room(lambda: announced("another")),
+        ("get", model, 200): lambda: client.get("/models/new"),
+        ("get", model, 404): lambda: client.get("/models/none"),
+        ("put", model_file, 200): lambda: sent("new"),
+        ("put", model_file, 404): lambda: sent("new", file="none"),
+        ("put", model_file, 409): lambda: sent("new", b"[]"),
+        ("put", model_file, 413): lambda: sent("new", bytes(settings.max_upload_bytes + 1)),
+        ("put", model_file, 422): lambda: sent("new", size=3),
+        ("put", model_file, 429): without_receivers,
+        ("put", model_file, 507): lambda: without_room(lambda: sent("new")),
+        ("post", f"{model}/check", 200): judged,
+        ("post", f"{model}/check", 404): lambda: client.post("/models/none/check"),
+        ("post", f"{model}/check", 409): lambda: client.post("/models/new/check"),
+        ("post", f"{model}/check", 422): refused,
+        ("post", "/jobs", 409): lambda: incomplete("/jobs"),
+        ("post", "/estimates", 409): lambda: incomplete("/estimates"),
+        ("post", "/profiles", 409): lambda: incomplete("/profiles", without_target),
+        ("delete", model, 204): lambda: client.delete("/models/new"),
+        ("delete", model, 404): lambda: client.delete("/models/new"),
+        ("delete", model, 409): one_model_in_use,
         ("get", "/calibrations", 200): lambda: client.get("/calibrations"),
+        ("post", "/webhooks", 201): hooked,
+        ("post", "/webhooks", 400): lambda: client.post("/webhooks", content=b"{", headers=json_type),
+        ("post", "/webhooks", 413): lambda: client.post("/webhooks", content=b" " * 5000, headers=json_type),
+        ("post", "/webhooks", 415): lambda: client.post("/webhooks", content=b"{}", headers=text_type),
+        ("post", "/webhooks", 422): lambda: client.post("/webhooks", json={"url": "http://example.org"}),
+        ("post", "/webhooks", 429): lambda: with_limits(hooked, max_webhooks=0),
+        ("post", "/webhooks", 507): lambda: without_room(hooked),
+        ("get", "/webhooks", 200): lambda: client.get("/webhooks"),
+        ("get", "/webhooks/{webhook_id}", 200): lambda: client.get(hooked().headers["Location"]),
+        ("get", "/webhooks/{webhook_id}", 404): lambda: client.get("/webhooks/x"),
+        ("delete", "/webhooks/{webhook_id}", 204): lambda: client.delete(hooked().headers["Location"]),
+        ("delete", "/webhooks/{webhook_id}", 404): lambda: client.delete("/webhooks/hook_" + "0" * 26),
         ("get", "/healthz", 200): lambda: client.get("/healthz"),
         ("get", "/readyz", 200): lambda: client.get("/readyz"),
         ("get", "/metrics", 200): lambda: client.get("/metrics"),

@@ -53,6 +53,7 @@ TEXTS = [
     "\u202e",
 ]
 HEADERS = ["Idempotency-Key", "Prefer", "Last-Event-ID", "If-None-Match", "Range", "Accept", "X-Request-Id", "If-Range"]
+HEADERS += ["Content-Range", "Content-Digest"]
 RAW = [b"", b"\xff\xfe", CANARY.encode(), b"9" * 400, b'"' * 300, b"wait=" + b"9" * 400, b"bytes=" + b"9" * 400 + b"-"]
 
 
@@ -95,12 +96,16 @@ def profile_id(client, worker):
 
 
 @pytest.fixture
-def operations(app, done, profile_id):
+def operations(app, client, done, profile_id):
     document = app.openapi()
+    files = [{"path": path, "size": 2} for path in ("config.json", "model.safetensors")]
+    assert client.post("/models", json={"name": "mine", "files": files}).status_code == 201
+    hook = client.post("/webhooks", json={"url": "https://example.org/hook"}).json()["id"]
+    uploaded = {"upload_id": "0" * 32, "model_name": "mine", "file": "config.json", "webhook_id": hook}
     return [
         (
             method.upper(),
-            path.format(job_id=done, profile_id=profile_id, name="model.safetensors", upload_id="0" * 32),
+            path.format(job_id=done, profile_id=profile_id, name="model.safetensors", **uploaded),
             operation.get("parameters", []),
         )
         for path, item in document["paths"].items()

@@ -42,6 +42,11 @@ def profile_of_alice(client, worker, alice):
 
 
 @pytest.fixture
+def webhook_of_alice(client, alice):
+    return client.post("/webhooks", json={"url": f"https://{HIDDEN}.example/"}, headers=alice).json()["id"]
+
+
+@pytest.fixture
 def jobs_of_alice(client, worker, alice):
     """Return one job in each relevant state, all with something to hide."""
 
@@ -54,6 +59,8 @@ def jobs_of_alice(client, worker, alice):
 
     made = {"queued": make(), "running": another(), "succeeded": another(), "failed": another()}
     assert client.post("/calibrations", content=TEXT, headers=alice | {"Content-Type": "text/plain"}).is_success
+    announced = {"name": HIDDEN, "files": [{"path": path, "size": 2} for path in ("config.json", "a.safetensors")]}
+    assert client.post("/models", json=announced, headers=alice).status_code == 201
     worker.claim(made["running"])
     worker.succeed(made["succeeded"], {FILE: HIDDEN.encode(), "report.json": b"{}"})
     worker.fail(made["failed"], JobError(code="x", message=HIDDEN))
@@ -69,9 +76,10 @@ def operations(app):
             yield "head", path
 
 
-def filled(path, job_id, profile_id):
+def filled(path, job_id, profile_id, webhook_id):
     # A route with another parameter belongs here, with a value that is alice's.
-    return path.format(job_id=job_id, profile_id=profile_id, name=FILE, upload_id=UPLOAD_ID)
+    values = {"job_id": job_id, "profile_id": profile_id, "name": FILE, "upload_id": UPLOAD_ID}
+    return path.format(**values, model_name=HIDDEN, file="config.json", webhook_id=webhook_id)
 
 
 def body_of(path):
@@ -81,15 +89,17 @@ def body_of(path):
     return {"json": bodies[part]} if part in bodies else {}
 
 
-def test_no_endpoint_shows_or_changes_data_of_other_tenants(app, client, jobs_of_alice, profile_of_alice, alice, bob):
-    lists = ("/jobs", "/profiles")
+def test_no_endpoint_shows_or_changes_data_of_other_tenants(
+    app, client, jobs_of_alice, profile_of_alice, webhook_of_alice, alice, bob
+):
+    lists = ("/jobs", "/profiles", "/webhooks")
     before = [client.get(path, headers=alice).json()["data"] for path in lists]
     asked = 0
     for method, path in operations(app):
         for job_id in jobs_of_alice.values() if "{" in path else [""]:
             for accept in ("*/*", "text/event-stream") if method == "get" else ("*/*",):
-                url = filled(path, job_id, profile_of_alice)
-                headers = bob | {"Accept": accept, "Prefer": "wait=0"}
+                url = filled(path, job_id, profile_of_alice, webhook_of_alice)
+                headers = bob | {"Accept": accept, "Prefer": "wait=0", "Content-Range": "bytes 0-1/2"}
                 answer = client.request(method, url, headers=headers, **body_of(path))
                 assert HIDDEN not in answer.text, (method, path)
                 assert profile_of_alice not in answer.text, (method, path)
@@ -105,10 +115,14 @@ def test_no_endpoint_shows_or_changes_data_of_other_tenants(app, client, jobs_of
         assert client.get(path, headers=alice).json()["data"] == theirs
 
 
-def test_owners_reach_their_data_at_every_endpoint(app, client, jobs_of_alice, profile_of_alice, alice):
+def test_owners_reach_their_data_at_every_endpoint(
+    app, client, jobs_of_alice, profile_of_alice, webhook_of_alice, alice
+):
     for method, path in operations(app):
         if "{" in path and method in {"get", "head"}:
-            answer = client.request(method, filled(path, jobs_of_alice["succeeded"], profile_of_alice), headers=alice)
+            answer = client.request(
+                method, filled(path, jobs_of_alice["succeeded"], profile_of_alice, webhook_of_alice), headers=alice
+            )
             assert answer.status_code in {200, 405}, (method, path)
     for action, job in (("cancel", "queued"), ("retry", "failed")):
         assert client.post(f"/jobs/{jobs_of_alice[job]}/{action}", headers=alice).status_code in {200, 202}

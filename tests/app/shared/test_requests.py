@@ -261,3 +261,11 @@ def test_too_deeply_nested_values_are_refused():
     for body in ({"metadata": {"a": nested}}, {"options": nested}, {"calibration": {"seed": nested}}):
         with pytest.raises(ValidationError):
             JobRequest.model_validate({"model_id": "a/b", "ratio": 0.3} | body)
+
+
+@pytest.mark.parametrize("kind", [JobRequest, CompressionRequest])
+@pytest.mark.parametrize("ratio", [1, 30, 1.5, "30", "1.0", 10**400, "9" * 400])
+def test_a_ratio_in_percent_is_refused_with_a_fraction(kind, ratio):
+    with pytest.raises(ValidationError, match=r"to remove 30 %, write 0\.3") as refused:
+        kind(model_id="local/tiny", ratio=ratio)
+    assert refused.value.errors()[0]["loc"] == ("ratio",)

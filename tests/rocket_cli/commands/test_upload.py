@@ -5,7 +5,9 @@ import pytest
 
 from app.shared.encryption import decrypt
 from app.shared.models import Job
-from rocket_client.errors import InvalidArgumentError
+from rocket_client import _model_upload
+from rocket_client.errors import InvalidArgumentError, ProblemError
+from tests.reference.safetensors_files import save_llama
 
 LINES = '{"text": "one"}\n{"text": "two"}\n'
 TOKEN = "hf_canary0123456789"  # noqa: S105 - no real one
@@ -60,6 +62,94 @@ def test_an_unusable_file_is_refused(remote, tmp_path, file):
     outcome = remote("upload", file)
     assert outcome.code == 3
     assert "line 1 is not valid JSON" in outcome.err
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_llama(tmp_path / "my-model")
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(_model_upload, "_PIECE_BYTES", 20_000)
+
+
+def test_a_model_is_uploaded_and_submitted(remote, client, folder):
+    outcome = remote("upload", folder)
+    assert (outcome.code, outcome.out) == (0, "upload/my-model\n")
+    assert "rocket submit upload/my-model --ratio 0.3" in outcome.err
+    assert remote("models").out.splitlines() == ["local/tiny", "upload/my-model"]
+    assert remote("submit", "upload/my-model", "--ratio", "0.3").code == 0
+    assert json.loads(remote("upload", folder, "--name", "other", "--json").out)["id"] == "upload/other"
+    assert remote("models", "--delete", "upload/other").code == 0
+    assert "upload/other" not in client.models()
+
+
+@pytest.mark.both_clients
+def test_an_interrupted_model_continues_where_it_was(client, folder, small_pieces):
+    shown = []
+
+    def stop(progress):
+        shown.append(progress)
+        if progress.done > 50_000:
+            raise ConnectionAbortedError
+
+    with pytest.raises(ConnectionAbortedError):
+        client.upload_model(folder, on_progress=stop)
+    assert [model.problem is None for model in client.list_models()] == [True, False]
+    assert client.models() == ["local/tiny"]
+    again = []
+    model = client.upload_model(folder, on_progress=again.append)
+    assert (model.id, model.status) == ("upload/my-model", "ready")
+    assert again[-1].received == model.size - shown[-1].done
+    repeated = []
+    assert client.upload_model(folder, on_progress=repeated.append) == model
+    assert repeated[-1].received == 0
+
+
+def test_another_file_does_not_continue_an_upload(client, folder, small_pieces):
+    def stop(progress):
+        if progress.done > 50_000:
+            raise ConnectionAbortedError
+
+    with pytest.raises(ConnectionAbortedError):
+        client.upload_model(folder, on_progress=stop)
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[30_000] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(InvalidArgumentError, match="is not the file of which the server has the first"):
+        client.upload_model(folder)
+
+
+def test_a_refused_model_costs_its_headers_only(remote, client, folder, small_pieces):
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    shown = []
+    with pytest.raises(ProblemError, match="quantized") as refused:
+        client.upload_model(folder, on_progress=shown.append)
+    assert refused.value.code == "already_quantized"
+    assert shown[-1].received < 10_000 < shown[-1].total
+    outcome = remote("upload", folder)
+    assert outcome.code == 3
+    assert "quantized" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("files", "advice"),
+    [
+        (["model.gguf"], "GGUF"),
+        (["adapter_config.json", "config.json"], "merge_and_unload"),
+        (["config.json", "pytorch_model.bin"], "safe_serialization=True"),
+        ([], "give a transformers checkpoint"),
+    ],
+)
+def test_a_folder_without_a_model_is_refused_with_advice(remote, tmp_path, files, advice):
+    for file in files:
+        (tmp_path / file).touch()
+    outcome = remote("upload", tmp_path, "--name", "x")
+    assert outcome.code == 2
+    assert advice in outcome.err
 
 
 @pytest.mark.both_clients
