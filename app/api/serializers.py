@@ -101,6 +101,7 @@ def job_view(job: Job) -> JobView:
         expires_at=job.expires_at,
         # Set even where the request named none.
         queue=cast("Queue", job.queue),
+        warnings=job.warnings,
         attempt=job.attempt,
         retry_of=job.retry_of,
         profile_id=job.profile_id,

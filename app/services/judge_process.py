@@ -92,7 +92,7 @@ def _files_of(folder: Path) -> tuple[Path, ...]:
 def _answer(question: Question) -> Answer:
     name = question.request.model_id if question.hub is None else "the model repository"
     try:
-        return Answer(figures=judge(question))
+        return Answer(judged=judge(question))
     except (RocketError, AppError) as error:
         return Answer(refusal=Refusal.of(error))
     except MemoryError:

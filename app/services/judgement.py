@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, assert_never
 
-from app.services.questions import Figures, HubQuestion, Question
+from app.services.questions import Figures, HubQuestion, Judged, Question
 from app.shared.errors import OverQuotaError
 from app.shared.requests import JobRequest
 from rocket_core import budget
+from rocket_core.coverage import Coverage
 from rocket_core.errors import ModelNotFoundError
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
 from rocket_core.inspection.feasibility import check_feasible, reach_of_model
@@ -31,6 +32,7 @@ from rocket_core.inspection.footprint import (
     sample_positions,
     vocabulary,
 )
+from rocket_core.inspection.header_coverage import coverage_of_headers
 from rocket_core.inspection.hub import find_repository
 from rocket_core.inspection.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder
 from rocket_core.inspection.preconditions import (
@@ -74,8 +76,8 @@ class _Inspected:
     evaluation_length: int | None
 
 
-def judge(question: Question) -> Figures | None:
-    """Refuse a request that no worker could carry out; return its estimate, if that is requested and available.
+def judge(question: Question) -> Judged:
+    """Refuse a request that no worker could carry out; return what is known of it, with an estimate if requested.
 
     Raises:
         HubUnavailableError: the Hub is unreachable; the same request may be admitted later.
@@ -83,9 +85,12 @@ def judge(question: Question) -> Figures | None:
         RocketError: the request is invalid; the code is that which the job would have failed with.
     """
     model = _see_local_model(question) if question.hub is None else _see_hub_model(question, question.hub)
-    if not question.is_estimate or model.weights is None:
-        return None
-    return _estimate(question.request, model, model.weights)
+    if model.weights is None:
+        return Judged()
+    config = question.request.compression_config(dataset="builtin")
+    selected = coverage_of_headers(model.config, model.weights, config)
+    figures = _estimate(question.request, model, model.weights, selected) if question.is_estimate else None
+    return Judged(warnings=() if selected.warning is None else (selected.warning,), figures=figures)
 
 
 def check_model_size(most: int | None, weights: WeightSummary | None) -> None:
@@ -164,9 +169,11 @@ def _inspect(
     )
 
 
-def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary) -> Figures:
+def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary, selected: Coverage) -> Figures:
     config = request.compression_config(dataset="builtin")
-    model = describe_model(inspected.config, weights, ignore=config.ignore, dtype=config.dtype)
+    model = describe_model(
+        inspected.config, weights, ignore=config.ignore, dtype=config.dtype, vision=config.includes_vision
+    )
     work = Workload(
         config=config,
         windows=config.calibration.samples,
@@ -195,6 +202,7 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         calibration_tokens=work.tokens,
         memory_bytes=footprint.memory_bytes,
         disk_bytes=footprint.disk_bytes,
+        selected_bytes=selected.selected_bytes,
     )
 
 

@@ -95,6 +95,7 @@ class Job(Base):
         expires_at: when its artifacts are deleted; None unless it has succeeded.
         progressed_at: when its process last made progress; a later attempt that is catching up changes only this.
         profile_id: the profile that it made or used; None before it has one, and after that is deleted.
+        warnings: what its client should know, noticed when it was submitted.
     """
 
     __tablename__ = "jobs"
@@ -139,6 +140,7 @@ class Job(Base):
     expires_at: Mapped[datetime | None]
     progressed_at: Mapped[datetime | None]
     profile_id: Mapped[str | None] = mapped_column(_JOB_ID, ForeignKey("profiles.id", ondelete="SET NULL"), index=True)
+    warnings: Mapped[list[str]] = mapped_column(_Json, default=list, server_default="[]")
 
 
 class JobEvent(Base):

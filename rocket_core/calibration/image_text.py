@@ -69,11 +69,13 @@ class ImagesWithText:
         processor: the model's processor.
         length: most tokens of a sample; the rest of a longer text is left out.
         placeholders: ids of tokens that stand for parts of an image.
+        with_image: whether lines of text alone are refused, because the tower is calibrated.
     """
 
     processor: Any
     length: int
     placeholders: frozenset[int]
+    with_image: bool = False
 
     def draw(self, settings: CalibrationConfig, *, token: str | None = None) -> CalibrationInputs:  # noqa: ARG002
         """See `InputSource`."""
@@ -87,6 +89,10 @@ class ImagesWithText:
         return CalibrationInputs.separate(samples)
 
     def _prepared(self, line: ImageLine) -> dict[str, Tensor]:
+        if self.with_image and line.image is None:
+            raise CalibrationError(
+                f"{line.where} has no image, and include vision calibrates the tower on each sample; leave the line out"
+            )
         images = None if line.image is None else [read_image(line.image)]
         with interpreting(f"the model's processor, on {line.where}", CalibrationError):
             found = self.processor(text=[self._prompt(line)], images=images, return_tensors="pt")

@@ -266,7 +266,12 @@ def open_source(folder: Path, architecture: Architecture, length: int, dataset: 
             )
         pillow()
         processor = load_image_text_processor(folder, config, tokenizer)
-        return ImagesWithText(processor=processor, length=length, placeholders=placeholder_ids(config))
+        return ImagesWithText(
+            processor=processor,
+            length=length,
+            placeholders=placeholder_ids(config),
+            with_image=any(blocks.in_tower for blocks in architecture.lists),
+        )
     if architecture.is_causal:
         return DecoderText(tokenizer=tokenizer, length=length)
     text = EncoderText(tokenizer=tokenizer, length=length)

@@ -266,19 +266,26 @@ class SquaredGradients:
         self._batch, self._exponent = batch, exponent
         return {name: total.clone() for name, total in self.sums.items()}
 
-    def pull_to_start(self, run: Callable[[], Tensor], gradient: ScaledGradient, *, batch: int) -> None:
+    def pull_to_start(
+        self, run: Callable[[], Sequence[Tensor]], gradients: Sequence[ScaledGradient], *, batch: int
+    ) -> None:
         """Run what precedes the blocks with gradients, and add up those of the layers.
 
         Args:
-            run: returns the input of the first block.
-            gradient: gradient of the loss with respect to that.
+            run: returns the input of the first block, and whatever else was computed before it and reaches the loss.
+            gradients: gradients of the loss with respect to these.
             batch: index of the batch, for messages.
         """
-        self.begin(batch=batch, exponent=gradient.exponent)
+        exponent = min(gradient.exponent for gradient in gradients)
+        self.begin(batch=batch, exponent=exponent)
         with torch.enable_grad(), self.watching():
-            hidden = run()
-            if hidden.requires_grad:
-                hidden.backward(gradient.values)  # type: ignore[no-untyped-call]  # of torch
+            pairs = [
+                (tensor, gradient.at(exponent).to(tensor.dtype))
+                for tensor, gradient in zip(run(), gradients, strict=True)
+                if tensor.requires_grad
+            ]
+            if pairs:
+                torch.autograd.backward(*(list(side) for side in zip(*pairs, strict=True)))
 
     def _gradient_at(self, leaf: Tensor, exponent: int) -> ScaledGradient:
         values = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

@@ -22,11 +22,16 @@ def compressed_lists(config: Mapping[str, object], weights: WeightSummary, *, vi
         vision: whether the blocks of a tower are compressed as well.
     """
     sizes: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     for block, count in weights.block_parameters.items():
         sizes[list_of(block)] = sizes.get(list_of(block), 0) + count
+        lengths[list_of(block)] = lengths.get(list_of(block), 0) + 1
     if has_tower(config):
-        towers = {name: sizes.pop(name) for name in list(sizes) if _is_in_tower(name)}
-        return {_largest(sizes)} | ({_largest(towers)} if vision else set())
+        # By length, as what merges features may be in a list as well.
+        towers = {name: lengths[name] for name in list(sizes) if _is_in_tower(name)}
+        return {_largest({name: size for name, size in sizes.items() if name not in towers})} | (
+            {_largest(towers)} if vision else set()
+        )
     largest = _largest(sizes)
     if not config.get("is_encoder_decoder"):
         return {largest}

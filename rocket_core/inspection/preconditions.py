@@ -12,6 +12,7 @@ from rocket_core.config import (
     BUILTIN_DATASET,
     HUB_DATASETS,
     SYNTHETIC_DATASET,
+    CompressionConfig,
     InputKind,
 )
 from rocket_core.errors import (
@@ -22,6 +23,7 @@ from rocket_core.errors import (
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
+from rocket_core.inspection.block_lists import has_tower
 from rocket_core.inspection.layer_names import (
     PREFIXES,
     advice_on_pattern,
@@ -239,6 +241,23 @@ def check_ignore(config: Mapping[str, object], weights: WeightSummary, patterns:
             raise UnmatchedIgnoreError(
                 f"{which} matches no layer of {model}; {advice_on_pattern(stored, pattern)}", position=position
             )
+
+
+def check_vision(config: Mapping[str, object], compression: CompressionConfig, model: str) -> None:
+    """Raise an error if the tower of a model without any is to be compressed.
+
+    Args:
+        config: the content of config.json.
+        compression: the compression.
+        model: name of the model in messages.
+
+    Raises:
+        InvalidConfigError: there is no tower.
+    """
+    if compression.includes_vision and not has_tower(config):
+        raise InvalidConfigError(
+            f"{model} has no tower that encodes images for a decoder; leave 'vision' out of include"
+        )
 
 
 def window_length(positions: int | None, requested: int | None) -> int:

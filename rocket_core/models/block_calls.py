@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from rocket_core.errors import UnsupportedArchitectureError
 
@@ -149,6 +149,7 @@ def record_block_inputs(
     batches: Iterable[Tensor | Mapping[str, Tensor]],
     *,
     passed: tuple[nn.ModuleList, Activations] | None = None,
+    first: int = 0,
     load_first: Callable[[], object] = _nothing,
 ) -> Activations:
     """Run the model up to a list of blocks, and record how it would call each of them.
@@ -160,6 +161,7 @@ def record_block_inputs(
         batches: arguments of the model by name, on its device; a tensor is passed as `input_ids`.
         passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output. If that
             requires gradients, tensors in the calls that depend on it are part of its autograd graph.
+        first: index of the first block, counted through all lists of the model.
         load_first: called once if the first block needs its weights, to load them.
 
     Returns:
@@ -168,7 +170,7 @@ def record_block_inputs(
     Raises:
         UnsupportedArchitectureError: the model does not run its blocks in order, each exactly once.
     """
-    activations = Activations(hidden=[], calls=[], first=passed[1].first + len(passed[0]) if passed else 0)
+    activations = Activations(hidden=[], calls=[], first=first)
     loaded = False
     for number, arguments in enumerate(batches):
         batch = {"input_ids": arguments} if isinstance(arguments, Tensor) else arguments
@@ -217,7 +219,7 @@ class _Recording:
                 "block once, one after the other, can be compressed"
             )
         self.hidden.append(hidden)
-        self.calls.append(BlockCall(args=_plain(call.args), kwargs=_plain(call.kwargs)))
+        self.calls.append(_without_caches(BlockCall(args=_plain(call.args), kwargs=_plain(call.kwargs))))
         if index == self.blocks - 1:
             raise _EnoughError
         return hidden if self.returned is None else torch.full_like(hidden, self.returned)
@@ -285,6 +287,17 @@ def run_before(model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping[str
     with stand_ins(blocks, receive), contextlib.suppress(_EnoughError):
         model(**batch, **without_cache(model))
     return found[0]
+
+
+def added_by_model(model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return what each block reads if all of them return zeros; graphs for autograd are kept.
+
+    For the first block this is what precedes all, for each other what the model adds to the output of the one before.
+    """
+    recording = _Recording(blocks=len(blocks), extras=(), returned=0.0)
+    with stand_ins(blocks, recording.receive, recording.beside), contextlib.suppress(_EnoughError):
+        model(**batch, **without_cache(model))
+    return recording.hidden
 
 
 def run_after(
@@ -367,6 +380,16 @@ def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, tuple):
         return tuple(replace_tensors(item, change) for item in value)
     return {key: replace_tensors(item, change) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _without_caches(call: BlockCall) -> BlockCall:
+    """Return a call without a cache of keys and values, which would remember each time that the block is run.
+
+    Not all models that create one can be told not to; see `without_cache`.
+    """
+    args = tuple(None if isinstance(value, Cache) else value for value in call.args)
+    kwargs = {name: None if isinstance(value, Cache) else value for name, value in call.kwargs.items()}
+    return BlockCall(args=args, kwargs=kwargs)
 
 
 def _plain(value: Any) -> Any:

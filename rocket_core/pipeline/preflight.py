@@ -8,7 +8,7 @@ import torch
 
 from rocket_core import __version__
 from rocket_core.calibration.image_text import ImagesWithText, image_lines
-from rocket_core.calibration.inputs import open_source
+from rocket_core.calibration.inputs import InputSource, open_source
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
@@ -70,7 +70,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     model_config = read_config(source.folder)
     check_config(model_config.to_dict(), source.name)
     dtype = _storage_dtype(checkpoint, config)
-    architecture = build_architecture(model_config, compute_dtype(dtype, device))
+    architecture = build_architecture(model_config, compute_dtype(dtype, device), vision=config.includes_vision)
     named = model_config.to_dict() | {"architectures": [type(architecture.model).__name__]}
     check_engine(named, dtype.itemsize, config.reader, source.name)
     loader = WeightLoader(architecture.model, checkpoint, device)
@@ -84,6 +84,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     check_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
     length, positions = _lengths(architecture, config.calibration.sequence_length)
     inputs = open_source(source.folder, architecture, length, config.calibration.dataset)
+    _check_vision(config, inputs)
     unread = architecture.tower if not isinstance(inputs, ImagesWithText) else None
     run = Run(
         config=config,
@@ -246,6 +247,14 @@ def _unknown_parameters(architecture: Architecture) -> dict[str, str]:
         f"{name}.{key}": shape for name in names for key, shape in unknown_experts(model.get_submodule(name)).items()
     }
     return {name: f"{shape[0]} matrices in one tensor, in a layout that is not known" for name, shape in found.items()}
+
+
+def _check_vision(config: CompressionConfig, inputs: InputSource) -> None:
+    if config.includes_vision and not isinstance(inputs, ImagesWithText):
+        raise CalibrationError(
+            f"include vision: the tower is calibrated on images, and {config.calibration.dataset} has none; give a "
+            '.jsonl file with {"image": "...", "text": "..."} in every line'
+        )
 
 
 def _check_sequential(

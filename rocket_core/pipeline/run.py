@@ -37,6 +37,7 @@ from rocket_core.pipeline.report_builder import (
     without_paths,
 )
 from rocket_core.pipeline.requirements import check_benchmark, check_evaluation
+from rocket_core.pipeline.run_coverage import coverage_of_run
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.artifact_size import spare_bytes
 from rocket_core.pipeline.stages.benchmark import measure_exports
@@ -99,6 +100,7 @@ def compress(
     download: StageReport | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
+    on_warning: Callable[[str], None] = lambda _warning: None,
     on_offline: Callable[[], None] = lambda: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
     on_profiled: Callable[[ModelProfile], None] = lambda _profile: None,
@@ -125,6 +127,8 @@ def compress(
         on_progress: called at every step, at least once per layer, and repeatedly within a download or a calibration.
             None shows a bar if standard error is a terminal or the code runs in a notebook.
         on_requirements: called with the run's estimated bytes of memory, before the work that needs them.
+        on_warning: called before long work with what the caller should know, such as that little of the model is
+            selected to be compressed.
         on_offline: called when everything that may come from the Hub has been read; the network is not used after that.
         on_profile: called with each layer's position in the model and its profile as soon as that is on disk; a resumed
             run reports those of the earlier one again.
@@ -145,6 +149,7 @@ def compress(
         callbacks = Callbacks(
             on_progress=show_progress,
             on_requirements=on_requirements,
+            on_warning=on_warning,
             on_profile=on_profile,
             on_profiled=on_profiled,
             on_allocation=on_allocation,
@@ -183,6 +188,7 @@ def profile_model(
     download: StageReport | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
+    on_warning: Callable[[str], None] = lambda _warning: None,
     on_offline: Callable[[], None] = lambda: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
     on_costs: Callable[[tuple[StageReport, ...]], None] = lambda _stages: None,
@@ -204,6 +210,7 @@ def profile_model(
         download: as in `compress`.
         on_progress: as in `compress`.
         on_requirements: as in `compress`.
+        on_warning: as in `compress`.
         on_offline: as in `compress`.
         on_profile: as in `compress`.
         on_costs: called at the end with the cost of each stage, because a profile has no report.
@@ -223,6 +230,7 @@ def profile_model(
         callbacks = Callbacks(
             on_progress=show_progress,
             on_requirements=on_requirements,
+            on_warning=on_warning,
             on_profile=on_profile,
             should_cancel=should_cancel,
         )
@@ -294,6 +302,9 @@ def _prepare(
     calibration = profile_cache.inputs(work) or calibration_inputs(run, work, token=token)
     plan = plan_evaluation(run, token=token)
     needed = profile_cache.check_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
+    warning = coverage_of_run(run).warning
+    if warning is not None:
+        monitor.warn(warning)
     monitor.requires(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
     work.claim(identity, calibration)
     profile_cache.restore_into(work, calibration)
@@ -361,6 +372,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         stages=monitor.costs.stages,
         allocation=allocation_report(allocation),
         totals=totals_report(run, layers, exports),
+        coverage=coverage_of_run(run),
         exports=exports,
         layers=layers,
         tables=tuple(layer.name for layer in decided[len(profile.layers) :]),

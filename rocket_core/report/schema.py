@@ -10,6 +10,7 @@ from rocket_core.calibrated_text import CalibratedText
 from rocket_core.candidates import CODE_KINDS, Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.code_format import CodeBits, ScaleBits
 from rocket_core.config import BudgetUnit, CalibrationKind, CompressionConfig, Objective
+from rocket_core.coverage import Coverage
 from rocket_core.engines import ExportKind
 from rocket_core.gguf_types import BlockType
 from rocket_core.report.formatting import kwh_text, percent_text
@@ -253,6 +254,8 @@ class CompressionReport(FrozenModel):
     """result of the knapsack."""
     totals: TotalsReport
     """sizes before and after."""
+    coverage: Coverage | None = None
+    """how much of the model was selected; None in reports from before this field existed."""
     exports: tuple[ExportReport, ...]
     """artifacts written."""
     layers: tuple[LayerReport, ...]

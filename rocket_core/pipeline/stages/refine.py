@@ -85,7 +85,7 @@ class Refinement:
         """
         if not self.is_finished(block.index):
             self._tune(block, states, targets, on_step)
-        self._apply(block)
+        self.apply(block)
 
     def _tune(
         self, block: CompressedBlock, states: Activations, targets: Sequence[Tensor], on_step: Callable[[float], None]
@@ -215,7 +215,7 @@ class Refinement:
                 codes[name] = entry
         return tensors, codes
 
-    def _apply(self, block: CompressedBlock) -> None:
+    def apply(self, block: CompressedBlock) -> None:
         """Put the tensors of a refined block in place; a run that was stopped at it does the same again."""
         record = self._work.refined(block.index)
         assert record is not None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, Cache
 
 from rocket_core.checkpoint import find_model
 from rocket_core.errors import CalibrationError, CheckpointFormatError
@@ -17,8 +17,8 @@ from tests.reference.tiny_vision import save_tiny_processor, save_tiny_vision
 from tests.sampling import sweep
 
 # DeepStack and positions of three axes; attention in both directions.
-KEPT = ["qwen3_vl", "gemma3"]
-FAMILIES = sweep(KEPT, soak=["qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "llava", "idefics3"])
+KEPT = ["qwen3_vl", "gemma3", "llava", "qwen2_5_vl", "qwen3_vl_moe"]
+FAMILIES = sweep(KEPT, soak=["qwen2_vl", "idefics3"])
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +72,12 @@ def test_the_walk_matches_the_whole_model(family, folder, images, settings):
         for batch in inputs.batches(1, torch.device("cpu"), torch.float32):
             whole(**batch)
     assert len(seen) == 7
+    calls = [call for calls in walk._states.calls for call in calls]
+    assert not any(isinstance(value, Cache) for call in calls for value in (*call.args, *call.kwargs.values()))
     for found, expected in zip(walk._states.hidden, seen, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     if family.startswith("qwen3_vl"):
-        assert sum(added is not None for call in walk._states.added for added in call) == 6 * 2
+        assert sum(added is not None for call in walk._states.added for added in call) == 6 * min(2, blocks.length - 1)
 
 
 @pytest.mark.parametrize("family", KEPT)

@@ -72,3 +72,17 @@ def test_availability_is_unknown_for_remote_workers(app, client):
 
     app.state.context.settings.__dict__["broker_url"] = SecretStr("redis://elsewhere")
     assert estimate(client)["available"] is None
+
+
+def test_little_selected_is_warned_of_by_estimate_and_job(client):
+    ignore = {"options": {"ignore": ["*.mlp.*"], "export": ["factored"]}}
+    told = estimate(client, **ignore)
+    assert told["selected_bytes"] == 4 * told["compressible_parameters"]
+    assert told["selected_bytes"] < told["stored_bytes"] / 2
+    assert "fewer ignored layers" in told["warnings"][0]
+    job = client.post("/jobs", json=BODY | ignore).json()
+    assert job["warnings"] == told["warnings"]
+    assert client.get(f"/jobs/{job['id']}").json()["warnings"] == told["warnings"]
+    assert client.post(f"/jobs/{job['id']}/cancel").status_code < 300
+    assert client.post(f"/jobs/{job['id']}/retry").json()["warnings"] == told["warnings"]
+    assert estimate(client)["warnings"] == []
