@@ -40,7 +40,13 @@ from rocket_core.models.block_lists import (
     find_tower,
     find_tower_list,
 )
-from rocket_core.models.classes import build_model, generating_class, is_causal, reads_images_and_text
+from rocket_core.models.classes import (
+    build_model,
+    decodes_several_kinds,
+    generating_class,
+    is_causal,
+    reads_images_and_text,
+)
 from rocket_core.models.pretrained import interpreting, load_config
 from rocket_core.models.token_tables import TokenTable, find_tables
 
@@ -60,7 +66,8 @@ class Architecture:
         tables: token embedding and head, where they can be quantized.
         other_tables: token embedding and head that cannot, with the reason.
         tower: name of the module that encodes images for a decoder, which text alone does not reach.
-        tower_layers: the layers in its blocks that could be compressed, if they are not among the layers above.
+        audio_tower: name of the module that encodes audio for a decoder.
+        tower_layers: the layers in the blocks of `tower` that could be compressed, unless `layers` has them.
     """
 
     model: PreTrainedModel
@@ -69,6 +76,7 @@ class Architecture:
     tables: tuple[TokenTable, ...] = ()
     other_tables: Mapping[str, str] = field(default_factory=dict)
     tower: str | None = None
+    audio_tower: str | None = None
     tower_layers: tuple[str, ...] = ()
 
     @property
@@ -199,8 +207,8 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype, *, vision: 
             f"{type(model).__name__} reads {model.main_input_name}; only models that read text, images or log-mel "
             "features of audio can be calibrated"
         )
-    has_tower = reads_images_and_text(config)
-    tower = find_tower(model) if has_tower else None
+    is_part = decodes_several_kinds(config)
+    tower = find_tower(model, "image") if reads_images_and_text(config) else None
     if vision and tower is None:
         raise InvalidConfigError(
             f"{type(model).__name__} has no tower that encodes images for a decoder; leave 'vision' out of include"
@@ -211,7 +219,7 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype, *, vision: 
         # Installed the first time that a model wants hidden states of its tower, which must not be while other modules
         # take the place of the tower's blocks.
         maybe_install_capturing_hooks(model.get_submodule(tower))
-    lists = find_language_lists(model, of_tower) if has_tower else find_lists(model)
+    lists = find_language_lists(model, of_tower) if is_part else find_lists(model)
     prefixes = [f"{blocks.name}.{index}" for blocks in lists for index in range(blocks.length)]
     layers = tuple(tuple(_linear_names(model, prefix)) for prefix in prefixes)
     if not any(layers):
@@ -227,6 +235,7 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype, *, vision: 
         tables=tables,
         other_tables=others,
         tower=tower,
+        audio_tower=find_tower(model, "audio") if is_part else None,
         tower_layers=() if tower is None or vision else _layers_of_tower(model, tower),
     )
 

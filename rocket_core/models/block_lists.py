@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -56,7 +57,7 @@ def find_lists(model: PreTrainedModel) -> tuple[BlockList, ...]:
 
 
 def find_language_lists(model: PreTrainedModel, tower: BlockList | None = None) -> tuple[BlockList, ...]:
-    """Return the list of the decoder of a model that reads text and images, after that of its tower.
+    """Return the list of the decoder of a model that reads text with images or audio, after that of its tower.
 
     Args:
         model: the model.
@@ -92,9 +93,9 @@ def find_tower_list(model: PreTrainedModel, tower: str) -> BlockList:
     return BlockList(name=names[0], first=0, length=len(list(model.get_submodule(names[0]).children())), in_tower=True)
 
 
-def find_tower(model: PreTrainedModel) -> str | None:
-    """Return the name of the module that a model encodes images with; None if it has no separate one."""
-    tower = model.get_encoder(modality="image")
+def find_tower(model: PreTrainedModel, modality: Literal["image", "audio"]) -> str | None:
+    """Return the name of the module that a model encodes images or audio with; None if it has no separate one."""
+    tower = model.get_encoder(modality=modality)
     name = module_name(model, tower)
     decoder = module_name(model, model.get_decoder())
     return None if f"{decoder}.".startswith(f"{name}." if name else "") else name

@@ -169,8 +169,10 @@ def loaded_surroundings(run: Run, blocks: BlockList, *, head: bool) -> Iterator[
     """
     model = run.architecture.model
     output = model.get_output_embeddings()
-    names = [name for name in _modules_outside_blocks(run, blocks) if head or model.get_submodule(name) is not output]
-    run.loader.load(names)
+    lists = [found.name for found in run.architecture.lists if found == blocks or not found.in_tower]
+    left_out = (*lists, *run.idle)
+    names = [name for name in _modules_outside(run, lists) if head or model.get_submodule(name) is not output]
+    run.loader.load(names, without=left_out)
     _move_buffers(model, run.device)
     try:
         yield model
@@ -228,22 +230,17 @@ def begin_walk(
         )
 
 
-def _modules_outside_blocks(run: Run, walked: BlockList) -> list[str]:
-    """Return the modules that own parameters and are in no block, without those that the inputs do not reach.
-
-    Args:
-        run: the run.
-        walked: the list to be walked; the blocks of a tower are left out only where they are walked themselves.
-    """
+def _modules_outside(run: Run, lists: Sequence[str]) -> list[str]:
+    """Return the modules that own parameters and are in no block of the lists, without what the inputs do not reach."""
     model = run.architecture.model
-    lists = tuple(f"{blocks.name}." for blocks in run.architecture.lists if blocks == walked or not blocks.in_tower)
+    blocks = tuple(f"{name}." for name in lists)
     idle = tuple(f"{name}." for name in run.idle)
     owners = [name for name, module in model.named_modules() if any(map(_is_parameter, module._parameters.values()))]
     # Some models move their inputs to the device of their first parameter.
     return [
         name
         for name in owners
-        if not f"{name}.".startswith(lists) and (name == owners[0] or not f"{name}.".startswith(idle))
+        if not f"{name}.".startswith(blocks) and (name == owners[0] or not f"{name}.".startswith(idle))
     ]
 
 

@@ -85,7 +85,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     length, positions = _lengths(architecture, config.calibration.sequence_length)
     inputs = open_source(source.folder, architecture, length, config.calibration.dataset)
     _check_vision(config, inputs)
-    unread = architecture.tower if not isinstance(inputs, ImagesWithText) else None
+    towers = (architecture.audio_tower, None if isinstance(inputs, ImagesWithText) else architecture.tower)
     run = Run(
         config=config,
         source=source,
@@ -101,7 +101,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         skipped=skipped | other_tables | _unknown_parameters(architecture),
         tables=tables,
         gguf=plan_gguf(named, source.folder) if "gguf" in config.export else None,
-        idle=() if unread is None else (unread,),
+        idle=tuple(tower for tower in towers if tower is not None),
     )
     check_experts(run)
     check_target(run)
