@@ -16,11 +16,11 @@ from pydantic import Field
 from rocket_core.budget import bits_per_weight, kept_fraction, sparsity
 from rocket_core.candidates import CODE_KINDS, Candidate, LayerProfile, SizePoint
 from rocket_core.config import Objective
+from rocket_core.report.expert_figures import MapEntry, Row, Value, combined_experts, expert_rows
 from rocket_core.report.schema import CompressionReport, LayerReport
 from rocket_core.schema import FrozenModel
 
 ColumnKind = Literal["text", "count", "fraction", "number", "seconds", "bytes", "energy"]
-Value = str | int | float | None
 
 ERROR_NAMES: Mapping[Objective, str] = {
     "fisher": "predicted increase of the loss, nats per token",
@@ -98,7 +98,43 @@ def allocation_map(layers: Iterable[LayerReport]) -> Figure:
         }
         for place, layer in zip(places, layers, strict=True)
     ]
-    return _map_of(rows, "error of the output")
+    return _map_of(rows, layers, "error of the output")
+
+
+def expert_map(layers: Iterable[LayerReport]) -> Figure | None:
+    """Return how much each expert of a mixture is used, and what is left of it; None for other models.
+
+    Args:
+        layers: layers of a report, in model order.
+    """
+    layers = tuple(layers)
+    rows = expert_rows(layers, [place.block for place in _places([layer.name for layer in layers])])
+    if not rows:
+        return None
+    unused = sum(row["routed_tokens"] == 0 for row in rows)
+    seen = f"; {unused} of {len(rows)} experts got none" if unused else ""
+    has_codes = any(layer.kind in CODE_KINDS for layer in layers)
+    usual = ("bits_per_weight", "kept_fraction") if has_codes else ("kept_fraction", "bits_per_weight")
+    measures = ("share", *usual, "loss", "error", "routed_tokens", "stored_bytes")
+    return Figure(
+        name="expert-map",
+        title="Experts",
+        note="Each cell is an expert: its part of the calibration tokens that the router of its block sent, or what is "
+        f"left of its layers together{seen}.",
+        columns=(
+            Column(name="block", title="block", kind="text"),
+            Column(name="expert", title="expert", kind="text"),
+            Column(name="routed_tokens", title="calibration tokens", kind="count"),
+            Column(name="share", title="part of the block's tokens", kind="fraction"),
+            Column(name="bits_per_weight", title="bits on disk per weight"),
+            Column(name="kept_fraction", title="kept fraction of the parameters", kind="fraction"),
+            Column(name="stored_bytes", title="bytes on disk", kind="bytes"),
+            Column(name="loss", title="predicted increase of the loss"),
+            Column(name="error", title="error of the outputs"),
+        ),
+        rows=tuple(rows),
+        measures=tuple(name for name in measures if any(row[name] is not None for row in rows)),
+    )
 
 
 def predicted_map(chosen: Iterable[tuple[LayerProfile, Candidate]]) -> Figure:
@@ -126,7 +162,7 @@ def predicted_map(chosen: Iterable[tuple[LayerProfile, Candidate]]) -> Figure:
         }
         for place, (layer, candidate) in zip(places, pairs, strict=True)
     ]
-    return _map_of(rows, "predicted error of the output")
+    return _map_of(rows, [layer for layer, _ in pairs], "predicted error of the output")
 
 
 def errors_by_size(layers: Iterable[LayerReport]) -> Figure:
@@ -287,8 +323,10 @@ def allocation_difference(jobs: Sequence[tuple[str, Sequence[LayerReport]]]) -> 
 
 def report_figures(report: CompressionReport) -> tuple[Figure, ...]:
     """Return all figures of a report."""
+    experts = expert_map(report.layers)
     return (
         allocation_map(report.layers),
+        *(() if experts is None else (experts,)),
         errors_by_size(report.layers),
         predicted_and_achieved(report.layers),
         stage_times(report),
@@ -333,7 +371,12 @@ def _format_text(stored: LayerReport | Candidate) -> str | None:
     return f"{stored.bits} bits, groups of {stored.group_size}"
 
 
-def _map_of(rows: list[dict[str, Value]], error: str) -> Figure:
+def _map_of(found: Sequence[Row], layers: Sequence[LayerReport | LayerProfile], error: str) -> Figure:
+    entries = (
+        MapEntry(row=row, parameters=layer.d_in * layer.d_out, is_expert=layer.routed_tokens is not None)
+        for row, layer in zip(found, layers, strict=True)
+    )
+    rows = combined_experts(tuple(entries))
     # The fraction of parameters tells nothing about layers that keep all of them in fewer bits.
     has_codes = any(row["kind"] in CODE_KINDS for row in rows)
     usual = ("bits_per_weight", "kept_fraction") if has_codes else ("kept_fraction", "bits_per_weight")
@@ -354,7 +397,8 @@ def _map_of(rows: list[dict[str, Value]], error: str) -> Figure:
     return Figure(
         name="allocation-map",
         title="Allocation map",
-        note="Each cell is a layer; what its colour means can be chosen.",
+        note="Each cell is a layer; what its colour means can be chosen."
+        + (" The experts of a block are combined." if len(rows) < len(found) else ""),
         columns=columns,
         rows=tuple(rows),
         measures=tuple(name for name in measures if any(row[name] is not None for row in rows)),
