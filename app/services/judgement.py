@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 from app.services.questions import Figures, HubQuestion, Judged, Question
 from app.shared.errors import OverQuotaError
-from app.shared.requests import JobRequest
+from app.shared.requests import LOCAL, JobRequest
 from rocket_core import budget
 from rocket_core.coverage import Coverage
 from rocket_core.errors import ModelNotFoundError
@@ -34,12 +34,14 @@ from rocket_core.inspection.footprint import (
 )
 from rocket_core.inspection.header_coverage import coverage_of_headers
 from rocket_core.inspection.hub import find_repository
+from rocket_core.inspection.image_lines import check_images
 from rocket_core.inspection.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder
 from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
     check_calibration,
     check_config,
     check_tokenizer,
+    check_vision,
     input_kind,
     parse_config,
     window_length,
@@ -55,6 +57,8 @@ from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
 # Names and shapes of a layer's parts in the header of a file: more than any model has.
 _LAYER_HEADER_BYTES = 1024
+# Lines of calibration data that are judged with the request; the run reads all.
+_MOST_LINES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +155,11 @@ def _see_hub_model(question: Question, hub: HubQuestion) -> _Inspected:
 def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:
     check_config(config, name)
     check_calibration(input_kind(config), question.dataset, question.request.calibration.sequence_length, name)
+    dataset = question.request.calibration.dataset
+    is_local = dataset.startswith(LOCAL)
+    compression = question.request.compression_config(dataset=question.dataset if is_local else "builtin")
+    check_vision(config, compression, name)
+    check_images(config, compression, name, name=dataset, most_lines=_MOST_LINES)
 
 
 def _inspect(

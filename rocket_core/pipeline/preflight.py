@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from rocket_core import __version__
-from rocket_core.calibration.image_text import ImagesWithText, image_lines
-from rocket_core.calibration.inputs import InputSource, open_source
+from rocket_core.calibration.image_text import ImagesWithText
+from rocket_core.calibration.inputs import open_source
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
@@ -25,6 +25,7 @@ from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import sample_positions
+from rocket_core.inspection.image_lines import check_images, image_lines
 from rocket_core.inspection.layer_names import last_part
 from rocket_core.inspection.model_advice import advice_on_folder
 from rocket_core.inspection.model_fields import check_sizes
@@ -83,8 +84,8 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     local_path_of(config.calibration.dataset)
     check_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
     length, positions = _lengths(architecture, config.calibration.sequence_length)
+    check_images(model_config.to_dict(), config, source.name)
     inputs = open_source(source.folder, architecture, length, config.calibration.dataset)
-    _check_vision(config, inputs)
     towers = (architecture.audio_tower, None if isinstance(inputs, ImagesWithText) else architecture.tower)
     run = Run(
         config=config,
@@ -247,14 +248,6 @@ def _unknown_parameters(architecture: Architecture) -> dict[str, str]:
         f"{name}.{key}": shape for name in names for key, shape in unknown_experts(model.get_submodule(name)).items()
     }
     return {name: f"{shape[0]} matrices in one tensor, in a layout that is not known" for name, shape in found.items()}
-
-
-def _check_vision(config: CompressionConfig, inputs: InputSource) -> None:
-    if config.includes_vision and not isinstance(inputs, ImagesWithText):
-        raise CalibrationError(
-            f"include vision: the tower is calibrated on images, and {config.calibration.dataset} has none; give a "
-            '.jsonl file with {"image": "...", "text": "..."} in every line'
-        )
 
 
 def _check_sequential(
