@@ -48,6 +48,9 @@ UNSUPPORTED = frozenset(
     """.split()  # noqa: SIM905 - dozens of words in quotes are not a table that one can read
 )
 
+# Families of several models in one checkpoint, with the part that can be compressed.
+_PARTS = {"qwen2_5_omni": "thinker", "qwen3_omni_moe": "thinker"}
+
 # Families that exist only as code next to their weights; families that transformers knows may include such code as
 # well. Just as incomplete.
 OWN_CODE_ONLY = frozenset(
@@ -120,6 +123,11 @@ def check_config(config: Mapping[str, object], model: str) -> None:
     if config.get("auto_map") and kind in OWN_CODE_ONLY:
         raise UnsupportedArchitectureError(
             f"{model} needs its own code, which is never loaded; only architectures of transformers are supported"
+        )
+    if kind in _PARTS:
+        raise UnsupportedArchitectureError(
+            f"{model} holds several models with a decoder each, of which one can be compressed: the {_PARTS[kind]}; give "
+            f"a checkpoint of that alone, which `model.{_PARTS[kind]}.save_pretrained(FOLDER)` writes"
         )
     if kind in UNSUPPORTED:
         raise UnsupportedArchitectureError(

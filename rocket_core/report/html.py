@@ -14,7 +14,8 @@ from markupsafe import Markup
 
 from rocket_core.config import stage_label
 from rocket_core.report.cost_table import cost_comparison
-from rocket_core.report.figures import ColumnKind, Figure, Value, report_figures
+from rocket_core.report.expert_figures import Value
+from rocket_core.report.figures import ColumnKind, Figure, report_figures
 from rocket_core.report.formatting import bytes_text, duration_text, kwh_text, percent_text
 from rocket_core.report.headlines import headlines
 from rocket_core.report.quality import quality_rows

@@ -31,6 +31,7 @@ READ_IN_TURN = (
     "how-to/ratio",
     "how-to/mixtures",
     "how-to/vision",
+    "how-to/speech",
     "how-to/load",
     "how-to/engines",
     "how-to/evaluate",

@@ -11,9 +11,16 @@ from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.run_coverage import coverage_of_run
 from tests.reference.tiny_mixtures import save_tiny_mixture
 from tests.reference.tiny_models import save_tiny_model
+from tests.reference.tiny_speech import save_tiny_speech
 from tests.reference.tiny_vision import save_tiny_vision
 
-SAVE = {"qwen3_vl": save_tiny_vision, "llava": save_tiny_vision, "mixtral": save_tiny_mixture, "llama": save_tiny_model}
+SAVE = {
+    "qwen3_vl": save_tiny_vision,
+    "llava": save_tiny_vision,
+    "mixtral": save_tiny_mixture,
+    "llama": save_tiny_model,
+    "qwen2_audio": save_tiny_speech,
+}
 SETTINGS = [
     {},
     {"ratio": None, "target_bytes": 10**6},
