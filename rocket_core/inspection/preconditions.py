@@ -126,8 +126,8 @@ def check_config(config: Mapping[str, object], model: str) -> None:
         )
     if kind in _PARTS:
         raise UnsupportedArchitectureError(
-            f"{model} holds several models with a decoder each, of which one can be compressed: the {_PARTS[kind]}; give "
-            f"a checkpoint of that alone, which `model.{_PARTS[kind]}.save_pretrained(FOLDER)` writes"
+            f"{model} holds several models with a decoder each, of which one can be compressed: the {_PARTS[kind]}; "
+            f"give a checkpoint of that alone, which `model.{_PARTS[kind]}.save_pretrained(FOLDER)` writes"
         )
     if kind in UNSUPPORTED:
         raise UnsupportedArchitectureError(
