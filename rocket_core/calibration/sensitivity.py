@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.calibration.token_loss import TextLoss, cut_batch, negative_log_likelihood, next_tokens
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
-from rocket_core.models.block_calls import Activations, BlockCall, handing_on, replace_tensors, stand_ins, without_cache
+from rocket_core.models.block_calls import Activations, handing_on, stand_ins, without_cache
+from rocket_core.models.recorded_call import BlockCall, replace_tensors
 
 Loss = Literal["tokens", "hidden_states"]
 

@@ -6,9 +6,7 @@ do not contain.
 
 import csv
 import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
 from typing import Literal
 
 from pydantic import Field
@@ -17,6 +15,7 @@ from rocket_core.budget import bits_per_weight, kept_fraction, sparsity
 from rocket_core.candidates import CODE_KINDS, Candidate, LayerProfile, SizePoint
 from rocket_core.config import Objective
 from rocket_core.report.expert_figures import MapEntry, Row, Value, combined_experts, expert_rows
+from rocket_core.report.layer_places import places_of
 from rocket_core.report.schema import CompressionReport, LayerReport
 from rocket_core.schema import FrozenModel
 
@@ -31,7 +30,6 @@ ERROR_NAMES: Mapping[Objective, str] = {
 
 # Spreadsheets treat values with these prefixes as formulas.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_NUMBER = re.compile(r"\d+")
 
 
 class Column(FrozenModel):
@@ -80,7 +78,7 @@ def allocation_map(layers: Iterable[LayerReport]) -> Figure:
         layers: layers of a report, in model order.
     """
     layers = tuple(layers)
-    places = _places([layer.name for layer in layers])
+    places = places_of([layer.name for layer in layers])
     rows = [
         {
             "block": place.block,
@@ -108,7 +106,7 @@ def expert_map(layers: Iterable[LayerReport]) -> Figure | None:
         layers: layers of a report, in model order.
     """
     layers = tuple(layers)
-    rows = expert_rows(layers, [place.block for place in _places([layer.name for layer in layers])])
+    rows = expert_rows(layers, [place.block for place in places_of([layer.name for layer in layers])])
     if not rows:
         return None
     unused = sum(row["routed_tokens"] == 0 for row in rows)
@@ -144,7 +142,7 @@ def predicted_map(chosen: Iterable[tuple[LayerProfile, Candidate]]) -> Figure:
         chosen: each layer with the candidate allocated to it, in model order.
     """
     pairs = tuple(chosen)
-    places = _places([layer.name for layer, _ in pairs])
+    places = places_of([layer.name for layer, _ in pairs])
     rows = [
         {
             "block": place.block,
@@ -331,37 +329,6 @@ def report_figures(report: CompressionReport) -> tuple[Figure, ...]:
         predicted_and_achieved(report.layers),
         stage_times(report),
     )
-
-
-class _Place(FrozenModel):
-    block: str
-    projection: str
-
-
-def _places(names: Sequence[str]) -> list[_Place]:
-    """Return the block and the projection of each layer: the parts of its name before and after the first number."""
-    split = [_split(name) for name in names]
-    lists = {head for head, number, _ in split if number}
-    # With one list of blocks the number suffices; with several (an encoder and a decoder) add the part that differs.
-    parts = [head.split(".") for head in lists]
-    common = len(list(takewhile(lambda at: len(set(at)) == 1, zip(*parts, strict=False)))) if len(lists) > 1 else 0
-    return [
-        _Place(
-            block=number
-            if len(lists) == 1 or not number
-            else f"{(head.split('.')[common:] or [''])[0]} {number}".strip(),
-            projection=rest or name,
-        )
-        for name, (head, number, rest) in zip(names, split, strict=True)
-    ]
-
-
-def _split(name: str) -> tuple[str, str, str]:
-    parts = name.split(".")
-    at = next((index for index, part in enumerate(parts) if _NUMBER.fullmatch(part)), None)
-    if at is None:
-        return "", "", name
-    return ".".join(parts[:at]), parts[at], ".".join(parts[at + 1 :])
 
 
 def _format_text(stored: LayerReport | Candidate) -> str | None:

@@ -269,15 +269,11 @@ class CompressionReport(FrozenModel):
     reports from before this field existed.
     """
     healing: HealingReport | None = None
-    """how the stored numbers were trained after the compression, and what that changed; errors of layers are those
-    before. None if they were not, and in reports from before this field existed.
-    """
+    """how the stored numbers were trained afterwards; errors of layers are those before. None if they were not."""
     evaluation: EvaluationReport | None = None
     """quality before and after; None if none was requested, and in reports from before this field existed."""
     speed: SpeedReport | None = None
-    """speed and memory of the original and of each artifact; None if no benchmark was requested, and in reports from
-    before this field existed.
-    """
+    """speed and memory of the original and of each artifact; None if none was measured, and in older reports."""
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""

@@ -15,7 +15,8 @@ from rocket_core.hf.names import StockLayer
 from rocket_core.hf.replacement import empty_layer
 from rocket_core.layers import CODED_FACTOR_NAMES, FactorizedLinear, LayerEntry, StoredLinear, layer_tensors
 from rocket_core.models.architecture import oriented_weight
-from rocket_core.models.block_calls import Activations, replace_tensors
+from rocket_core.models.block_calls import Activations
+from rocket_core.models.recorded_call import replace_tensors
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.stored_weight import install_weight, read_codes, stored_blocks, stored_tensors
 from rocket_core.pipeline.stages.units import CompressionUnit

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,6 @@ from transformers import PreTrainedModel
 from rocket_core.calibrated_text import CalibratedText
 from rocket_core.calibration.expert_sensitivities import with_another_token
 from rocket_core.calibration.samples import CalibrationInputs
-from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.calibration.sensitivity import (
     Loss,
     Sensitivity,
@@ -22,13 +20,13 @@ from rocket_core.calibration.sensitivity import (
     side_inputs,
 )
 from rocket_core.calibration.token_loss import TextLoss, read_tokens
-from rocket_core.checkpoint import TensorEntry
 from rocket_core.experts import UnfusedExperts
 from rocket_core.models.block_calls import Activations, added_by_model, run_before
 from rocket_core.models.block_lists import BlockList
 from rocket_core.pipeline.block_walk import begin_walk, loaded_block, loaded_surroundings, split_inputs
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.state.gradient_tensors import Gradients, batch_key, gradient_tensors, read_gradients
 from rocket_core.pipeline.state.tensor_cache import StateCache, StateKind
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.process_memory import return_freed_memory
@@ -89,20 +87,6 @@ def measure_sensitivities(
     cache.remove()
     found = {name: work.sensitivity(name) for name in names}
     return {name: sensitivity for name, sensitivity in found.items() if sensitivity is not None}
-
-
-@dataclass(kw_only=True, slots=True)
-class _Gradients:
-    """Current gradients of the pass back, batch by batch.
-
-    Attributes:
-        hidden: gradients with respect to the hidden states.
-        sides: in a decoder, the sums so far of the gradients with respect to each tensor that its blocks receive from
-            the encoder's output.
-    """
-
-    hidden: list[ScaledGradient]
-    sides: list[list[ScaledGradient]] = field(default_factory=list)
 
 
 class _ReversePass:
@@ -201,7 +185,9 @@ class _ReversePass:
         entries = self._cache.entries("hidden", place)
         beside = int(entries["beside"].read())
         states.beside = None if beside < 0 else beside
-        states.hidden[:] = [entries[_key(batch)].read().to(self._run.device) for batch in range(len(self._batches))]
+        states.hidden[:] = [
+            entries[batch_key(batch)].read().to(self._run.device) for batch in range(len(self._batches))
+        ]
 
     def _passed(self, number: int, *, recorded: bool = False) -> tuple[BlockList, Activations] | None:
         """Return the list before the given one, with its output; None for the first.
@@ -256,7 +242,7 @@ class _ReversePass:
                 )
             )
         # Saved last, as the pass continues from the gradients.
-        self._save_gradients(_Gradients(hidden=gradients), place, tokens=tokens)
+        self._save_gradients(Gradients(hidden=gradients), place, tokens=tokens)
         self._cache.drop("hidden", place)
 
     def _tokens(self, states: Activations) -> int:
@@ -296,12 +282,12 @@ class _ReversePass:
                     of_reached.append(gradients.hidden[batch])
                 found.append(gradient_of_encoder(output, reached, of_reached, batch=batch))
             place = blocks.first + number
-            self._save_gradients(_Gradients(hidden=found), place - 1, tokens=tokens)
+            self._save_gradients(Gradients(hidden=found), place - 1, tokens=tokens)
             self._cache.drop("gradients", place)
             self._cache.drop("hidden", place - 1)
 
     def _pull_back(
-        self, states: Activations, index: int, gradients: _Gradients, handed: Sequence[Sequence[Tensor]], tokens: int
+        self, states: Activations, index: int, gradients: Gradients, handed: Sequence[Sequence[Tensor]], tokens: int
     ) -> None:
         """Propagate the gradients, in place, from the output of a block to its input, and save those of its layers."""
         number = self._lists.index(self._run.architecture.list_of(index))
@@ -310,11 +296,11 @@ class _ReversePass:
         squares = self._squares(names)
         if self._tower and any(added[index - states.first] is not None for added in states.added):
             # What the model adds to the output of the block, which the tower may have computed.
-            self._save_gradients(_Gradients(hidden=gradients.hidden), index, tokens=tokens, of="added")
+            self._save_gradients(Gradients(hidden=gradients.hidden), index, tokens=tokens, of="added")
         with loaded_block(self._run, index) as block, squares.watching():
             for batch, gradient in enumerate(gradients.hidden):
                 self._monitor.pulse()
-                hidden = inputs[_key(batch)].read().to(self._run.device)
+                hidden = inputs[batch_key(batch)].read().to(self._run.device)
                 call = states.calls[batch][index - states.first]
                 gradients.hidden[batch], of_sides = squares.pull_back(
                     block, call, hidden, gradient, batch=batch, sides=handed[batch]
@@ -359,44 +345,15 @@ class _ReversePass:
         widths = {name: architecture.outputs(name) for name in names}
         return SquaredGradients(layers=layers, widths=widths)
 
-    def _save_gradients(self, gradients: _Gradients, place: int, *, tokens: int, of: StateKind = "gradients") -> None:
-        sides = {
-            _side_key(batch, side): gradient
-            for batch, found in enumerate(gradients.sides)
-            for side, gradient in enumerate(found)
-        }
-        of_hidden = {_key(batch): gradient for batch, gradient in enumerate(gradients.hidden)}
-        scaled = {**of_hidden, **sides}
-        self._cache.save(
-            of,
-            place,
-            {
-                "tokens": torch.tensor(tokens),
-                **{f"{key}.exponent": torch.tensor(gradient.exponent) for key, gradient in scaled.items()},
-                **{key: gradient.values for key, gradient in scaled.items()},
-            },
-        )
+    def _save_gradients(self, gradients: Gradients, place: int, *, tokens: int, of: StateKind = "gradients") -> None:
+        self._cache.save(of, place, gradient_tensors(gradients, tokens))
 
     def _gradients(
         self, place: int, handed: Sequence[Sequence[Tensor]], *, of: StateKind = "gradients"
-    ) -> tuple[_Gradients, int]:
+    ) -> tuple[Gradients, int]:
         """Return the gradients stored at a place, and the number of tokens."""
         entries = self._cache.entries(of, place)
-        hidden = [self._gradient(entries, _key(batch)) for batch in range(len(self._batches))]
-        sides = [
-            [
-                self._gradient(entries, _side_key(batch, side))
-                if _side_key(batch, side) in entries
-                else ScaledGradient(values=torch.zeros_like(tensor), exponent=0)
-                for side, tensor in enumerate(tensors)
-            ]
-            for batch, tensors in enumerate(handed)
-        ]
-        return _Gradients(hidden=hidden, sides=sides), int(entries["tokens"].read())
-
-    def _gradient(self, entries: dict[str, TensorEntry], key: str) -> ScaledGradient:
-        exponent = int(entries[f"{key}.exponent"].read())
-        return ScaledGradient(values=entries[key].read().to(self._run.device), exponent=exponent)
+        return read_gradients(entries, len(self._batches), handed, self._run.device), int(entries["tokens"].read())
 
     @property
     def _total(self) -> int:
@@ -408,13 +365,5 @@ class _ReversePass:
         return (self._blocks + 1 + _BACKWARD_COST * (self._blocks - position)) / self._total
 
 
-def _key(batch: int) -> str:
-    return f"batch.{batch:05}"
-
-
-def _side_key(batch: int, side: int) -> str:
-    return f"side.{batch:05}.{side}"
-
-
 def _by_batch(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-    return {_key(batch): tensor for batch, tensor in enumerate(tensors)}
+    return {batch_key(batch): tensor for batch, tensor in enumerate(tensors)}

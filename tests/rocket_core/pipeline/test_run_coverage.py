@@ -1,4 +1,4 @@
-"""What is told of a model's selected bytes before a run, and by it."""
+"""A model's selected bytes, before a run and in its report."""
 
 import json
 
