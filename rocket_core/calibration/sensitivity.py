@@ -286,7 +286,7 @@ class SquaredGradients:
                 if tensor.requires_grad
             ]
             if pairs:
-                torch.autograd.backward(*(list(side) for side in zip(*pairs, strict=True)))
+                torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
 
     def _gradient_at(self, leaf: Tensor, exponent: int) -> ScaledGradient:
         values = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

@@ -218,7 +218,9 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype, *, vision: 
         of_tower = find_tower_list(model, tower)
         # Installed the first time that a model wants hidden states of its tower, which must not be while other modules
         # take the place of the tower's blocks.
-        maybe_install_capturing_hooks(model.get_submodule(tower))
+        module = model.get_submodule(tower)
+        if isinstance(module, PreTrainedModel):
+            maybe_install_capturing_hooks(module)
     lists = find_language_lists(model, of_tower) if is_part else find_lists(model)
     prefixes = [f"{blocks.name}.{index}" for blocks in lists for index in range(blocks.length)]
     layers = tuple(tuple(_linear_names(model, prefix)) for prefix in prefixes)
