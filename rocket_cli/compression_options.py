@@ -104,9 +104,13 @@ class CompressionOptions:
         )
 
     def _include(self) -> list[str] | None:
-        if self.include is None:
+        if not self.include:
             return None
-        return [] if self.include is options.IncludeChoice.NONE else [self.include.value]
+        if options.IncludeChoice.NONE in self.include:
+            if len(self.include) > 1:
+                raise typer.BadParameter("none excludes everything else", param_hint="--include")
+            return []
+        return [choice.value for choice in self.include]
 
     def _exports(self) -> tuple[str, ...]:
         return tuple(kind.value for kind in self.export or ())

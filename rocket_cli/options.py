@@ -26,6 +26,7 @@ class IncludeChoice(StrEnum):
     """What `--include` accepts: the entries of the setting, and a word for none."""
 
     EMBEDDINGS = "embeddings"
+    VISION = "vision"
     NONE = "none"
 
 
@@ -255,11 +256,12 @@ Budget = Annotated[
     ),
 ]
 Include = Annotated[
-    IncludeChoice | None,
+    list[IncludeChoice] | None,
     typer.Option(
         metavar="WHAT",
-        help="What to quantize besides the layers in blocks: embeddings (token embedding and head), or none. By "
-        "default embeddings with --size, none otherwise.",
+        help="What to compress besides the layers in the language model's blocks: embeddings (token embedding and "
+        "head), vision (the tower for images, which needs --calibration with images), or none; repeatable. By default "
+        "embeddings with --size, none otherwise.",
         show_default=False,
         rich_help_panel=_METHOD,
     ),

@@ -202,6 +202,9 @@ def _totals(report: CompressionReport) -> Iterable[str]:
         f"compressible ones kept, {percent_text(totals.achieved_ratio)} removed "
         f"({percent_text(totals.model_compression_ratio)} of the whole model's {count_text(totals.model_parameters)})"
     )
+    if report.coverage is not None:
+        selected = f"Selected: {percent_text(report.coverage.fraction)} of the model's bytes"
+        yield selected if report.coverage.warning is None else f"Warning: {report.coverage.warning}"
     yield f"Took {duration_text(report.seconds)}, with at most {bytes_text(report.peak_memory_bytes)} of memory"
     if report.energy_text is not None:
         yield f"Energy: {report.energy_text}, on {'; '.join(report.devices)}"

@@ -79,6 +79,8 @@ def submit_job(
         notice.end()
         if not as_json:
             typer.echo(job.id)
+            for warning in job.warnings:
+                print_line(f"warning: {warning}")
         if submission.watch:
             job = follow_job(rocket, job, notice, quiet=as_json)
     if submission.watch:

@@ -134,6 +134,8 @@ class Job(Resource):
     """when its artifacts are deleted; None unless it has succeeded."""
     queue: str | None = None
     """queue that it is in; None if the server has no queues."""
+    warnings: tuple[str, ...] = ()
+    """what the server noticed when it was submitted, such as that little of the model is selected."""
     attempt: int
     """number of times it has started."""
     retry_of: str | None = None
@@ -331,6 +333,12 @@ class Estimate(Resource):
     """parameters of the layers that can be compressed, without ignored ones."""
     kept_parameters: _Count
     """upper bound on the parameters kept at the ratio."""
+    selected_bytes: _Count = 0
+    """bytes of what is selected: the compressible layers, and token embedding and head where the target may be met by
+    quantizing them.
+    """
+    warnings: tuple[str, ...] = ()
+    """what should be known before a job is submitted, such as that little of the model is selected."""
     factored_bytes: _Count
     """upper bound on the weight bytes of the factored artifact."""
     ratio: float

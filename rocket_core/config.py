@@ -19,6 +19,7 @@ Objective = Literal["weight", "whitened", "fisher"]
 BudgetUnit = Literal["parameters", "bytes"]
 Storage = Literal["file", "memory"]
 ValueBits = Literal[4, 8, 16]
+Included = Literal["embeddings", "vision"]
 Sparsification = Literal["two-stage", "per-row", "global"]
 WeightMetric = Literal["frobenius", "l1", "cosine", "spectral"]
 StorageDtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -338,11 +339,13 @@ class MethodOptions(FrozenModel):
     or the token embedding or head, which the last part of their name suffices for: `lm_head`, `embed_tokens`. A tied
     one is ignored by either name. At most 256 patterns of at most 256 characters. Saves the time of each ignored layer.
     """
-    include: tuple[Literal["embeddings"], ...] | None = None
-    """what may be quantized in addition to the layers in blocks: `embeddings` for the token embedding and the head,
-    tied or not, `[]` for nothing. null (default) includes embeddings where the target is a size; a ratio is one of
-    the layers in blocks, unless embeddings are named here. Never where the budget counts parameters. They are profiled
-    either way if a profile counts bytes, which costs about as much as one more layer in a block for each.
+    include: tuple[Included, ...] | None = None
+    """what is compressed in addition to the layers in the blocks of the language model: `embeddings` for the token
+    embedding and the head, tied or not, which are quantized; `vision` for the layers in the blocks of the tower that
+    encodes images, which needs calibration data with an image in every line. `[]` is nothing. Unless it is `[]`,
+    embeddings are included where the target is a size; a ratio is one of the layers in blocks, unless embeddings are
+    named here. Never where the budget counts parameters. They are profiled either way if a profile counts bytes, which
+    costs about as much as one more layer in a block for each.
     """
     export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ROCKET.exports
     """artifacts to write: `factored` (every layer as it is stored), `dense` (stock names and shapes, as large as the
@@ -470,7 +473,7 @@ class CompressionConfig(MethodOptions):
             raise ValueError("kinds: a shared dictionary has no cap on each layer; take objective fisher or whitened")
         if self.column_weights and self.objective != "fisher":
             raise ValueError("column_weights need the sensitivities of objective fisher")
-        if self.include and not self.profiles_tables:
+        if "embeddings" in (self.include or ()) and not self.profiles_tables:
             raise ValueError("include embeddings: they are quantized, which needs kind quantized and budget bytes")
         if self.rounds_values and self.budget != "parameters":
             raise ValueError(
@@ -518,8 +521,10 @@ class CompressionConfig(MethodOptions):
                 f"heal_tokens train numbers of a factored artifact, which engine {engine.name} does not read; leave "
                 "them out, or take the engine rocket"
             )
-        if self.include and not engine.tables:
+        if "embeddings" in (self.include or ()) and not engine.tables:
             raise ValueError(f"engine {engine.name} does not read quantized embeddings; leave include out")
+        if self.includes_vision:
+            raise ValueError(f"engine {engine.name} reads no models with a vision tower; leave 'vision' out of include")
 
     def _check_target(self) -> None:
         if self._limits_codes and not (self.quantizes and "quantized" in self.kinds):
@@ -618,7 +623,12 @@ class CompressionConfig(MethodOptions):
     @property
     def ratio_counts_tables(self) -> bool:
         """Whether a ratio is one of layers, token embedding and head together."""
-        return self.profiles_tables and bool(self.include)
+        return self.profiles_tables and "embeddings" in (self.include or ())
+
+    @property
+    def includes_vision(self) -> bool:
+        """Whether the layers of the tower that encodes images are compressed."""
+        return "vision" in (self.include or ())
 
     @property
     def decides_tables(self) -> bool:

@@ -21,6 +21,7 @@ from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, HUB_TASKS, Compres
 from rocket_core.errors import HubCacheBusyError
 from rocket_core.inspection import hub_cache
 from rocket_core.inspection.hub import HubAccess
+from rocket_core.inspection.image_lines import names_images
 from worker.folders import JobFolders
 from worker.messages import Downloaded, FetchRequest, Logging
 from worker.uploaded_models import fetch_model
@@ -54,8 +55,10 @@ class Inputs:
     @property
     def readable(self) -> tuple[Path, ...]:
         """Files and folders that the library reads."""
-        texts = (Path(text) for text in self._texts if Path(text).is_absolute())
-        return (self._hub_folder if self.is_on_hub else Path(self.model), *texts)
+        texts = [Path(text) for text in self._texts if Path(text).is_absolute()]
+        # Images are in the folder of the file that names them, or below.
+        folders = (text.parent for text in texts if text.suffix.lower() == ".jsonl" and names_images(text))
+        return (self._hub_folder if self.is_on_hub else Path(self.model), *texts, *folders)
 
     def fetch_request(self, logging: Logging, *, measure_energy: bool) -> FetchRequest:
         """Return the request that downloads the model."""

@@ -74,6 +74,8 @@ class JobView(FrozenModel):
     """when its artifacts are deleted; null unless it has succeeded."""
     queue: Queue
     """the queue, which decides which workers run it."""
+    warnings: list[str]
+    """what was noticed when it was submitted, such as that little of the model is selected to be compressed."""
     attempt: int
     """number of attempts so far, at least 0; jobs returned by a stopping worker are not counted."""
     retry_of: str | None

@@ -176,6 +176,7 @@ def job_view(job: Job) -> JobView:
         expires_at=job.expires_at,
         # Set even where the request named none.
         queue=cast("Queue", job.queue),
+        warnings=job.warnings,
         attempt=job.attempt,
         retry_of=job.retry_of,
         source_job_id=job.source_job_id,

@@ -149,7 +149,7 @@ def _common(fields: Fields) -> dict[str, Any]:
     if fields.get("ignore"):
         options["ignore"] = fields["ignore"].replace(",", " ").split()
     if fields.get("include"):
-        options["include"] = [] if fields["include"] == "none" else [fields["include"]]
+        options["include"] = [] if fields["include"] == "none" else fields["include"].split(",")
     engine = next((known for name, known in ENGINES.items() if name == (fields.get("engine") or ROCKET.name)), None)
     if engine is not None:
         options["export"] = _exports(fields.get("export", ""), engine)

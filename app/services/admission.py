@@ -17,7 +17,7 @@ from typing import NoReturn
 from huggingface_hub import constants, get_token
 from pydantic import SecretStr, ValidationError
 
-from app.services.questions import MAX_ANSWER_BYTES, NOT_CONFINED, Answer, Figures, HubQuestion, Question
+from app.services.questions import MAX_ANSWER_BYTES, NOT_CONFINED, Answer, Figures, HubQuestion, Judged, Question
 from app.services.quotas import check_calibration_tokens, check_evaluation_tokens, check_healing_tokens
 from app.services.tenant_semaphore import NoSlotError, TenantSemaphore
 from app.shared.catalog import find_dataset, find_local_model
@@ -100,7 +100,9 @@ class Admission:
         self._hub_slots = TenantSemaphore(**_HUB_SLOTS)
         self._read_slots = TenantSemaphore(**_READ_SLOTS)
 
-    def admit(self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None = None) -> None:
+    def admit(
+        self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None = None
+    ) -> tuple[str, ...]:
         """Refuse a request that no worker could carry out, or that exceeds its tenant's limits.
 
         Args:
@@ -109,6 +111,9 @@ class Admission:
             limits: the tenant's quotas.
             hub_token: token for the Hub; None uses the operator's.
 
+        Returns:
+            Warnings that the client should see.
+
         Raises:
             HubUnavailableError: the Hub is unreachable; the same request may be admitted later.
             RateLimitedError: too many requests of the tenant are being judged.
@@ -116,17 +121,15 @@ class Admission:
             OverQuotaError: the model or the calibration is too large.
             RocketError: the request is invalid; the code is that which the job would have failed with.
         """
-        self._judge(owner, request, limits, hub_token, is_estimate=False)
+        return self._judge(owner, request, limits, hub_token, is_estimate=False).warnings
 
-    def estimate(
-        self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None = None
-    ) -> Figures | None:
-        """Do the same, and return what the request would take; None if that cannot be determined in time."""
+    def estimate(self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None = None) -> Judged:
+        """Do the same, and return what the request would take as well, if that can be determined in time."""
         return self._judge(owner, request, limits, hub_token, is_estimate=True)
 
     def _judge(
         self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None, *, is_estimate: bool
-    ) -> Figures | None:
+    ) -> Judged:
         check_evaluation_tokens(limits, request.evaluate)
         for name in (*request.datasets, *request.local_tasks):
             if not name.startswith(UPLOAD):
@@ -134,7 +137,7 @@ class Admission:
         folder = self._find_folder(owner, request)
         if request.kind == "evaluation":
             # The model was judged with the job whose artifact is evaluated.
-            return None
+            return Judged()
         check_calibration_tokens(limits, request.calibration)
         check_healing_tokens(limits, request.options.heal_tokens)
         dataset = request.calibration.dataset
@@ -176,7 +179,7 @@ class Admission:
             lacks_data=True,
         )
         with self._turn(owner, is_local=True):
-            figures = _ask(question)
+            figures = _ask(question).figures
         assert figures is not None, "an estimate of a local model is always available"
         return figures
 
@@ -215,7 +218,7 @@ class Admission:
         )
 
 
-def _ask(question: Question) -> Figures | None:
+def _ask(question: Question) -> Judged:
     try:
         answer = _answer(question)
     except ForkServerError as error:
@@ -225,7 +228,7 @@ def _ask(question: Question) -> Figures | None:
         _log.warning("an unexpected error in a model's files: %s", " ".join(answer.fault))
     if answer.refusal is not None:
         raise answer.refusal.error()
-    return answer.figures
+    return answer.judged
 
 
 def _answer(question: Question) -> Answer:

@@ -46,12 +46,17 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
         check_dataset(context, owner, dataset)
     with context.database.snapshot() as session:
         limits = quotas.find_limits(session, context.settings, owner)
-    figures = context.admission.estimate(owner, request, limits, hub_token)
-    if figures is None:
+    judged = context.admission.estimate(owner, request, limits, hub_token)
+    if judged.figures is None:
         raise HubUnavailableError(
             "the model has too many headers to read from the Hub in one request; submit the job, which reads them"
         )
-    return Estimate(model_id=request.model_id, available=_available(context), **figures.model_dump())
+    return Estimate(
+        model_id=request.model_id,
+        available=_available(context),
+        warnings=judged.warnings,
+        **judged.figures.model_dump(),
+    )
 
 
 def _available(context: Context) -> Available | None:

@@ -75,7 +75,7 @@ def submit_job(
         check_dataset(context, owner, dataset)
     with context.database.snapshot() as session:
         limits = quotas.find_limits(session, context.settings, owner)
-    context.admission.admit(owner, request, limits, hub_token)
+    warnings = context.admission.admit(owner, request, limits, hub_token)
     encrypted = _encrypted(context, request, hub_token)
     with context.database.transaction() as session:
         submission = jobs.create_job(
@@ -86,6 +86,7 @@ def submit_job(
             idempotency=idempotency,
             hub_token=encrypted,
             default_queue=context.settings.default_queue,
+            warnings=warnings,
         )
         if submission.created:
             quotas.check_job_slot(session, context.settings, owner)

@@ -18,6 +18,7 @@ from app.services.judgement import judge
 from app.services.questions import MAX_QUESTION_BYTES, NOT_CONFINED, Answer, HubQuestion, Question, Refusal
 from app.shared.confinement import Sandbox, enter_sandbox, limit_memory
 from app.shared.errors import AppError
+from app.shared.requests import LOCAL
 from rocket_core.errors import RocketError, UnsupportedArchitectureError
 
 # The largest accepted headers take about a third of it.
@@ -58,10 +59,10 @@ def _confine(question: Question) -> None:
     limit_memory(_data_bytes() + MEMORY_BYTES)
     if question.hub is not None:
         _prepare_for_hub(question.hub)
-        enter_sandbox(Sandbox(readable=_certificates(), network=True))
+        enter_sandbox(Sandbox(readable=(*_certificates(), *_images_of(question)), network=True))
     else:
         assert question.folder is not None
-        enter_sandbox(Sandbox(readable=_files_of(Path(question.folder))))
+        enter_sandbox(Sandbox(readable=(*_files_of(Path(question.folder)), *_images_of(question))))
     os.nice(_NICENESS)
 
 
@@ -83,6 +84,13 @@ def _certificates() -> tuple[Path, ...]:
     return tuple(Path(os.environ[name]) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name))
 
 
+def _images_of(question: Question) -> tuple[Path, ...]:
+    """Return the operator's folder of calibration data if the request names a file there that may name images."""
+    dataset = Path(question.dataset)
+    is_local = question.request.calibration.dataset.startswith(LOCAL)
+    return (dataset.parent,) if is_local and dataset.suffix.lower() == ".jsonl" else ()
+
+
 def _files_of(folder: Path) -> tuple[Path, ...]:
     # In a cache of the Hub, the files of a snapshot are links to these.
     blobs = folder.parent.parent / "blobs"
@@ -92,7 +100,7 @@ def _files_of(folder: Path) -> tuple[Path, ...]:
 def _answer(question: Question) -> Answer:
     name = question.request.model_id if question.hub is None else "the model repository"
     try:
-        return Answer(figures=judge(question))
+        return Answer(judged=judge(question))
     except (RocketError, AppError) as error:
         return Answer(refusal=Refusal.of(error))
     except MemoryError:

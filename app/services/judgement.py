@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, assert_never
 
-from app.services.questions import Figures, HubQuestion, Question
+from app.services.questions import Figures, HubQuestion, Judged, Question
 from app.shared.errors import OverQuotaError
-from app.shared.requests import JobRequest
+from app.shared.requests import LOCAL, JobRequest
 from rocket_core import budget
+from rocket_core.coverage import Coverage
 from rocket_core.errors import ModelNotFoundError
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
 from rocket_core.inspection.feasibility import check_feasible, reach_of_model
@@ -32,8 +33,10 @@ from rocket_core.inspection.footprint import (
     sample_positions,
     vocabulary,
 )
+from rocket_core.inspection.header_coverage import coverage_of_headers
 from rocket_core.inspection.healing_footprint import HealingSizes, healing_footprint
 from rocket_core.inspection.hub import find_repository
+from rocket_core.inspection.image_lines import check_images
 from rocket_core.inspection.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder
 from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
@@ -41,6 +44,7 @@ from rocket_core.inspection.preconditions import (
     check_config,
     check_heals,
     check_tokenizer,
+    check_vision,
     input_kind,
     parse_config,
     window_length,
@@ -56,6 +60,8 @@ from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
 # Names and shapes of a layer's parts in the header of a file: more than any model has.
 _LAYER_HEADER_BYTES = 1024
+# Lines of calibration data that are judged with the request; the run reads all.
+_MOST_LINES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +85,8 @@ class _Inspected:
     evaluation_length: int | None
 
 
-def judge(question: Question) -> Figures | None:
-    """Refuse a request that no worker could carry out; return its estimate, if that is requested and available.
+def judge(question: Question) -> Judged:
+    """Refuse a request that no worker could carry out; return what is known of it, with an estimate if requested.
 
     Raises:
         HubUnavailableError: the Hub is unreachable; the same request may be admitted later.
@@ -88,9 +94,12 @@ def judge(question: Question) -> Figures | None:
         RocketError: the request is invalid; the code is that which the job would have failed with.
     """
     model = _see_local_model(question) if question.hub is None else _see_hub_model(question, question.hub)
-    if not question.is_estimate or model.weights is None:
-        return None
-    return _estimate(question.request, model, model.weights)
+    if model.weights is None:
+        return Judged()
+    config = question.request.compression_config(dataset="builtin")
+    selected = coverage_of_headers(model.config, model.weights, config)
+    figures = _estimate(question.request, model, model.weights, selected) if question.is_estimate else None
+    return Judged(warnings=() if selected.warning is None else (selected.warning,), figures=figures)
 
 
 def check_model_size(most: int | None, weights: WeightSummary | None) -> None:
@@ -155,6 +164,11 @@ def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:
     if question.lacks_data:
         return
     check_calibration(input_kind(config), question.dataset, question.request.calibration.sequence_length, name)
+    dataset = question.request.calibration.dataset
+    is_local = dataset.startswith(LOCAL)
+    compression = question.request.compression_config(dataset=question.dataset if is_local else "builtin")
+    check_vision(config, compression, name)
+    check_images(config, compression, name, name=dataset, most_lines=_MOST_LINES)
 
 
 def _inspect(
@@ -174,9 +188,11 @@ def _inspect(
     )
 
 
-def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary) -> Figures:
+def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary, selected: Coverage) -> Figures:
     config = request.compression_config(dataset="builtin")
-    model = describe_model(inspected.config, weights, ignore=config.ignore, dtype=config.dtype)
+    model = describe_model(
+        inspected.config, weights, ignore=config.ignore, dtype=config.dtype, vision=config.includes_vision
+    )
     work = Workload(
         config=config,
         windows=config.calibration.samples,
@@ -205,6 +221,7 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         calibration_tokens=work.tokens,
         memory_bytes=footprint.memory_bytes,
         disk_bytes=footprint.disk_bytes,
+        selected_bytes=selected.selected_bytes,
     )
 
 

@@ -19,6 +19,7 @@ from rocket_core.schema import FrozenModel
 MAX_QUESTION_BYTES = 2**22
 MAX_ANSWER_BYTES = 2**16
 _MAX_MESSAGE = 2000
+MAX_WARNINGS = 4
 NOT_CONFINED = 70
 """Exit code of a process that could not be set up, which the model cannot have caused."""
 
@@ -95,6 +96,16 @@ class Figures(_Message):
     calibration_tokens: _Count
     memory_bytes: _Count
     disk_bytes: _Count
+    selected_bytes: _Count
+
+
+class Judged(_Message):
+    """What is known of an admissible request."""
+
+    warnings: Annotated[tuple[Annotated[str, Field(max_length=_MAX_MESSAGE)], ...], Field(max_length=MAX_WARNINGS)] = ()
+    """what its client should know, such as that little of the model is selected; empty if the weights are not known."""
+    figures: Figures | None = None
+    """the estimate; None where none was requested, or the weights are not known."""
 
 
 class Refusal(_Message):
@@ -145,8 +156,8 @@ class Refusal(_Message):
 class Answer(_Message):
     """The answer to a question."""
 
-    figures: Figures | None = None
-    """the estimate; None where none was requested, or the weights are not known."""
+    judged: Judged = Judged()
+    """what is known of the request."""
     refusal: Refusal | None = None
     """why the request cannot be carried out; None if it can."""
     fault: Annotated[tuple[Annotated[str, Field(pattern=r"^[\w.: -]{1,120}$")], ...], Field(max_length=20)] = ()

@@ -87,6 +87,11 @@ class DocumentCheck:
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
             raise self._fault('has no string "text"; each line must be like {"text": "..."}')
+        if record.get("image") is not None:
+            raise self._fault(
+                'names an image, and an upload holds no images; remove "image", or ask the operator to put the file '
+                "with its images into the datasets folder"
+            )
         if "\0" in text or _SURROGATE.search(text):
             raise self._fault('contains a NUL character or an unpaired surrogate in "text"; remove it')
 

@@ -101,6 +101,7 @@ class Job(Base):
         profile_id: the profile that it made or used; None before it has one, and after that is deleted.
         source_job_id: the earlier job whose artifact it works on; None if it works on a model, and after that job is
             deleted.
+        warnings: what its client should know, noticed when it was submitted.
     """
 
     __tablename__ = "jobs"
@@ -146,6 +147,7 @@ class Job(Base):
     progressed_at: Mapped[datetime | None]
     profile_id: Mapped[str | None] = mapped_column(_JOB_ID, ForeignKey("profiles.id", ondelete="SET NULL"), index=True)
     source_job_id: Mapped[str | None] = mapped_column(_JOB_ID, ForeignKey("jobs.id", ondelete="SET NULL"), index=True)
+    warnings: Mapped[list[str]] = mapped_column(_Json, default=list, server_default="[]")
 
 
 class JobEvent(Base):

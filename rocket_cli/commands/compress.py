@@ -11,7 +11,7 @@ from rocket_cli import options
 from rocket_cli.compression_options import LocalOptions
 from rocket_cli.exit_codes import reported_failures
 from rocket_cli.option_groups import expand_groups
-from rocket_cli.progress_view import hide_library_bars, progress_view
+from rocket_cli.progress_view import hide_library_bars, print_line, progress_view
 from rocket_cli.report_table import print_report
 from rocket_cli.resuming import advise_to_resume
 from rocket_cli.signals import stopping_on_signals
@@ -85,5 +85,6 @@ def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) ->
                 profiles=cache,
                 meter=meter,
                 on_progress=show,
+                on_warning=lambda warning: None if quiet else print_line(f"warning: {warning}"),
                 should_cancel=stop.made,
             )

@@ -86,6 +86,9 @@ def _table(*columns: str) -> Table:
 
 
 def _remarks(result: Estimate) -> Iterator[str]:
+    yield f"Selected: {percent_text(result.selected_bytes / result.stored_bytes)} of the model's bytes"
+    for warning in result.warnings:
+        yield f"Warning: {warning}"
     yield f"Calibrates on at most {result.calibration_tokens:,} tokens"
     if result.nearest_ratio < result.ratio:
         yield (

@@ -1,17 +1,15 @@
 """Calibration text: sources of documents, and cutting them into windows of tokens."""
 
 import ast
-import json
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from pydoc_data.topics import topics as pydoc_topics
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from rocket_core.config import BUILTIN_DATASET
 from rocket_core.errors import CalibrationError, EmptyCalibrationError, HubUnavailableError, UnknownDatasetError
 from rocket_core.inspection.dataset_names import LOCAL_SUFFIXES, local_path_of
+from rocket_core.inspection.image_lines import decoded, read_line
 from rocket_core.models.pretrained import tokenize
 from rocket_core.system.gc_pause import no_collection
 
@@ -166,7 +165,7 @@ def file_documents(path: Path) -> Iterator[str]:
                 if not piece.strip():
                     continue
                 if path.suffix.lower() == ".txt":
-                    yield _decoded(piece, where=str(path))
+                    yield decoded(piece, where=str(path))
                 else:
                     yield read_line(piece, where=f"{path}, line {number}")[1]
                 empty = False
@@ -174,33 +173,6 @@ def file_documents(path: Path) -> Iterator[str]:
         raise UnknownDatasetError(f"calibration file {path} cannot be read: {error.strerror}") from error
     if empty:
         raise EmptyCalibrationError(f"calibration file {path} holds no text; give one with at least one document")
-
-
-def read_line(line: bytes, *, where: str) -> tuple[Mapping[str, Any], str]:
-    """Return the JSON object on a line of a `.jsonl` file, and its text.
-
-    Args:
-        line: the line.
-        where: names file and line in messages.
-
-    Raises:
-        CalibrationError: not UTF-8, or not a JSON object with a string `text`.
-    """
-    try:
-        record = json.loads(_decoded(line, where=where))
-    except ValueError as error:
-        raise CalibrationError(
-            f'{where} is not valid JSON ({error}); each line must be like {{"text": "..."}}'
-        ) from error
-    text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise CalibrationError(f'{where} has no string "text"; each line must be like {{"text": "..."}}')
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        # JSON can escape half of a surrogate pair, which tokenizers reject.
-        raise CalibrationError(f'{where}: "text" holds a lone surrogate, which is no character; remove it') from error
-    return record, text
 
 
 def token_windows(
@@ -321,15 +293,6 @@ def _passages(text: str) -> Iterator[str]:
             passage, characters = [], 0
     if passage:
         yield "\n\n".join(passage)
-
-
-def _decoded(piece: bytes, *, where: str) -> str:
-    try:
-        return piece.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CalibrationError(
-            f"{where} is not UTF-8 text (byte {piece[error.start]:#04x} at offset {error.start}); convert it to UTF-8"
-        ) from error
 
 
 def _hub_documents(source: _HubDataset, *, seed: int, token: str | None) -> Iterator[str]:

@@ -1,61 +1,19 @@
 """Calibration on text with images, for models that read both: a `.jsonl` file and the images that it names."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rocket_core.calibration.datasets import read_line
 from rocket_core.calibration.media import read_image
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.config import CalibrationConfig
 from rocket_core.errors import CalibrationError, EmptyCalibrationError
 from rocket_core.inspection.dataset_names import local_path_of
+from rocket_core.inspection.image_lines import ImageLine, image_lines, without_image
 from rocket_core.models.pretrained import interpreting
-
-_IMAGE = "image"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageLine:
-    """A line of a `.jsonl` file.
-
-    Attributes:
-        where: names file and line in messages.
-        text: its text.
-        image: the image that it names; None for text alone.
-    """
-
-    where: str
-    text: str
-    image: Path | None
-
-
-def image_lines(path: Path) -> Iterator[ImageLine]:
-    """Yield the lines of a `.jsonl` file, with images in its folder or below.
-
-    Raises:
-        CalibrationError: a line is damaged, or names an image that does not exist or is elsewhere.
-    """
-    folder = path.resolve().parent
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                where = f"{path}, line {number}"
-                record, text = read_line(line, where=where)
-                yield ImageLine(where=where, text=text, image=_image_of(record, folder, where))
-
-
-def first_image(dataset: str) -> ImageLine | None:
-    """Return the first line of a data set that names an image; None if it is not a `.jsonl` file, or none does."""
-    path = local_path_of(dataset)
-    if path is None or path.suffix.lower() != ".jsonl":
-        return None
-    return next((line for line in image_lines(path) if line.image is not None), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,11 +27,13 @@ class ImagesWithText:
         processor: the model's processor.
         length: most tokens of a sample; the rest of a longer text is left out.
         placeholders: ids of tokens that stand for parts of an image.
+        with_image: whether lines of text alone are refused, because the tower is calibrated.
     """
 
     processor: Any
     length: int
     placeholders: frozenset[int]
+    with_image: bool = False
 
     def draw(self, settings: CalibrationConfig, *, token: str | None = None) -> CalibrationInputs:  # noqa: ARG002
         """See `InputSource`."""
@@ -87,6 +47,8 @@ class ImagesWithText:
         return CalibrationInputs.separate(samples)
 
     def _prepared(self, line: ImageLine) -> dict[str, Tensor]:
+        if self.with_image and line.image is None:
+            raise without_image(line)
         images = None if line.image is None else [read_image(line.image)]
         with interpreting(f"the model's processor, on {line.where}", CalibrationError):
             found = self.processor(text=[self._prompt(line)], images=images, return_tensors="pt")
@@ -124,19 +86,3 @@ def placeholder_ids(config: Any) -> frozenset[int]:
     """Return the ids of tokens that a model replaces by parts of an image."""
     found = getattr(config, "image_token_id", None)
     return frozenset() if found is None else frozenset({int(found)})
-
-
-def _image_of(record: Mapping[str, Any], folder: Path, where: str) -> Path | None:
-    name = record.get(_IMAGE)
-    if name is None:
-        return None
-    if not isinstance(name, str) or not name:
-        raise CalibrationError(f'{where}: "image" is not the path of a file; write {{"image": "...", "text": "..."}}')
-    image = (folder / name).resolve()
-    if not image.is_relative_to(folder):
-        raise CalibrationError(
-            f"{where} names the image {name!r}, which is not in the folder of the file; paths are relative to it"
-        )
-    if not image.is_file():
-        raise CalibrationError(f"{where} names the image {name!r}, and {image} does not exist; correct the path")
-    return image

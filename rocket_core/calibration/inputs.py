@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoFeatureExtractor, AutoImageProcessor, PreTrainedTokenizerBase
 
 from rocket_core.calibration.datasets import documents, token_windows
-from rocket_core.calibration.image_text import ImagesWithText, first_image, placeholder_ids
+from rocket_core.calibration.image_text import ImagesWithText, placeholder_ids
 from rocket_core.calibration.media import folder_audio, folder_images, pillow, synthetic_audio, synthetic_images
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationConfig
@@ -26,6 +26,7 @@ from rocket_core.errors import (
     InvalidConfigError,
     UnsupportedArchitectureError,
 )
+from rocket_core.inspection.image_lines import first_image
 from rocket_core.models.architecture import Architecture
 from rocket_core.models.pretrained import (
     interpreting,
@@ -266,7 +267,12 @@ def open_source(folder: Path, architecture: Architecture, length: int, dataset: 
             )
         pillow()
         processor = load_image_text_processor(folder, config, tokenizer)
-        return ImagesWithText(processor=processor, length=length, placeholders=placeholder_ids(config))
+        return ImagesWithText(
+            processor=processor,
+            length=length,
+            placeholders=placeholder_ids(config),
+            with_image=any(blocks.in_tower for blocks in architecture.lists),
+        )
     if architecture.is_causal:
         return DecoderText(tokenizer=tokenizer, length=length)
     text = EncoderText(tokenizer=tokenizer, length=length)

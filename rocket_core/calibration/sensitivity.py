@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.calibration.token_loss import TextLoss, cut_batch, negative_log_likelihood, next_tokens
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
-from rocket_core.models.block_calls import Activations, BlockCall, handing_on, replace_tensors, stand_ins, without_cache
+from rocket_core.models.block_calls import Activations, handing_on, stand_ins, without_cache
+from rocket_core.models.recorded_call import BlockCall, replace_tensors
 
 Loss = Literal["tokens", "hidden_states"]
 
@@ -266,19 +267,26 @@ class SquaredGradients:
         self._batch, self._exponent = batch, exponent
         return {name: total.clone() for name, total in self.sums.items()}
 
-    def pull_to_start(self, run: Callable[[], Tensor], gradient: ScaledGradient, *, batch: int) -> None:
+    def pull_to_start(
+        self, run: Callable[[], Sequence[Tensor]], gradients: Sequence[ScaledGradient], *, batch: int
+    ) -> None:
         """Run what precedes the blocks with gradients, and add up those of the layers.
 
         Args:
-            run: returns the input of the first block.
-            gradient: gradient of the loss with respect to that.
+            run: returns the input of the first block, and whatever else was computed before it and reaches the loss.
+            gradients: gradients of the loss with respect to these.
             batch: index of the batch, for messages.
         """
-        self.begin(batch=batch, exponent=gradient.exponent)
+        exponent = min(gradient.exponent for gradient in gradients)
+        self.begin(batch=batch, exponent=exponent)
         with torch.enable_grad(), self.watching():
-            hidden = run()
-            if hidden.requires_grad:
-                hidden.backward(gradient.values)  # type: ignore[no-untyped-call]  # of torch
+            pairs = [
+                (tensor, gradient.at(exponent).to(tensor.dtype))
+                for tensor, gradient in zip(run(), gradients, strict=True)
+                if tensor.requires_grad
+            ]
+            if pairs:
+                torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
 
     def _gradient_at(self, leaf: Tensor, exponent: int) -> ScaledGradient:
         values = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

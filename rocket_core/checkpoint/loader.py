@@ -6,7 +6,7 @@ trees need. Its functions are not public; versions 5.17 to 5.23 are known to wor
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -104,19 +104,20 @@ class WeightLoader:
         """Return the tensors of single experts within a tensor of the checkpoint, by name; none for most tensors."""
         return self._parts.get(key, {})
 
-    def load(self, modules: Iterable[str]) -> None:
+    def load(self, modules: Iterable[str], *, without: Iterable[str] = ()) -> None:
         """Load all parameters and persistent buffers of the given modules. None of them requires a gradient.
 
         Args:
             modules: module names.
+            without: names of modules within them that are left out, except for what `modules` names within these.
 
         Raises:
             CorruptCheckpointError: a parameter is missing in the checkpoint, or has a different shape there.
         """
-        names = tuple(modules)
-        keys = {key: key for key, target in self._targets.items() if _is_under(target, names)}
-        keys |= {parameter: key for parameter, key in self._tied.items() if _is_under(parameter, names)}
-        parts = {name: _Whole(entry) for name, entry in self._part_of.items() if _is_under(name, names)}
+        names, left_out = tuple(modules), tuple(without)
+        keys = {key: key for key, target in self._targets.items() if _is_under(target, names, left_out)}
+        keys |= {parameter: key for parameter, key in self._tied.items() if _is_under(parameter, names, left_out)}
+        parts = {name: _Whole(entry) for name, entry in self._part_of.items() if _is_under(name, names, left_out)}
         files = {key: self._checkpoint.entries[key].file for key in keys.values()}
         # Plain reads instead of a memory map: a mapped checkpoint would count towards this process's memory.
         handles = {file: safe_open(file, "pt", backend="pread") for file in sorted(set(files.values()))}
@@ -137,7 +138,9 @@ class WeightLoader:
             )
         for name in names:
             self._model.get_submodule(name).requires_grad_(requires_grad=False)
-        missing = [key for name in names for key in _missing_parameters(self._model, name)]
+        missing = [
+            key for name in names for key in _missing_parameters(self._model, name) if _is_under(key, names, left_out)
+        ]
         if missing:
             raise CorruptCheckpointError(
                 f"{self._checkpoint.folder} lacks {len(missing)} tensors, the first is {missing[0]!r}; fetch the "
@@ -183,8 +186,13 @@ def _quietly_in_one_thread() -> Iterator[None]:
             os.environ[_NO_THREADS] = threads
 
 
-def _is_under(target: str, names: tuple[str, ...]) -> bool:
-    return any(target == name or target.startswith(f"{name}.") for name in names)
+def _is_under(target: str, names: Sequence[str], left_out: Sequence[str]) -> bool:
+    return _depth(target, names) > _depth(target, left_out)
+
+
+def _depth(target: str, names: Sequence[str]) -> int:
+    """Return the length of the longest of the names that a name is or is under; -1 for none."""
+    return max((len(name) for name in names if target == name or target.startswith(f"{name}.")), default=-1)
 
 
 def _missing_parameters(model: PreTrainedModel, name: str) -> list[str]:

@@ -42,7 +42,7 @@ from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
 from rocket_core.inspection.safetensors_headers import local_weight_files, read_header, sum_summaries, summarize
 from rocket_core.layers import QUANT_METHOD
-from rocket_core.models.classes import generating_class, named_class, named_classes, reads_images_and_text
+from rocket_core.models.classes import decodes_several_kinds, generating_class, named_class, named_classes
 from rocket_core.models.pretrained import check_settings, interpreting, load_config, load_tokenizer
 from rocket_core.system.devices import compute_dtype
 
@@ -248,8 +248,8 @@ def check_token_ids(folder: ModelFolder, model: PreTrainedModel, highest: int) -
 
 
 def predicts_tokens(config: PreTrainedConfig) -> bool:
-    """Return whether a configuration is that of a causal language model, which may read images as well."""
-    if reads_images_and_text(config):
+    """Return whether a configuration is that of a causal language model, which may read images or audio as well."""
+    if decodes_several_kinds(config):
         return True
     # Families like BERT also have a causal head; the architecture that the checkpoint declares decides.
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())

@@ -28,6 +28,8 @@ def unfuse(model: PreTrainedModel) -> None:
         return
     for name, layout in found.items():
         model.set_submodule(name, _unfused(model.get_submodule(name), layout))
+        # Some models give the experts of a block new weights before others are loaded, and expect those that they had.
+        model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = True  # type: ignore[assignment]
     model._weight_conversions = unfused_conversions(_saved_conversions(model))  # type: ignore[assignment]
 
 

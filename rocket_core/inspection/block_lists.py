@@ -6,6 +6,8 @@ from rocket_core.inspection.safetensors_headers import WeightSummary
 
 # Modules that encode images for a decoder, by the names that transformers gives them.
 _TOWERS = frozenset({"vision_tower", "visual", "vision_model", "vision_encoder", "image_tower"})
+# Modules that encode or make audio for a decoder, likewise.
+_AUDIO = frozenset({"audio_tower", "semantic_tokenizer_encoder", "acoustic_tokenizer_encoder", "diffusion_head"})
 
 
 def has_tower(config: Mapping[str, object]) -> bool:
@@ -22,11 +24,18 @@ def compressed_lists(config: Mapping[str, object], weights: WeightSummary, *, vi
         vision: whether the blocks of a tower are compressed as well.
     """
     sizes: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     for block, count in weights.block_parameters.items():
         sizes[list_of(block)] = sizes.get(list_of(block), 0) + count
+        lengths[list_of(block)] = lengths.get(list_of(block), 0) + 1
+    if isinstance(config.get("text_config"), Mapping):
+        sizes = {name: size for name, size in sizes.items() if _AUDIO.isdisjoint(name.split("."))}
     if has_tower(config):
-        towers = {name: sizes.pop(name) for name in list(sizes) if _is_in_tower(name)}
-        return {_largest(sizes)} | ({_largest(towers)} if vision else set())
+        # By length, as what merges features may be in a list as well.
+        towers = {name: lengths[name] for name in list(sizes) if _is_in_tower(name)}
+        return {_largest({name: size for name, size in sizes.items() if name not in towers})} | (
+            {_largest(towers)} if vision else set()
+        )
     largest = _largest(sizes)
     if not config.get("is_encoder_decoder"):
         return {largest}

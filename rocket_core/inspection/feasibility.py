@@ -12,7 +12,7 @@ from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS, Compress
 from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import ModelShape, describe_model, item_bytes
 from rocket_core.inspection.model_fields import check_sizes
-from rocket_core.inspection.preconditions import MAX_SHAPES, check_ignore, check_weights
+from rocket_core.inspection.preconditions import MAX_SHAPES, check_ignore, check_vision, check_weights
 from rocket_core.inspection.safetensors_headers import WeightSummary
 from rocket_core.reachability import Reach
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio
@@ -36,13 +36,14 @@ def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: 
         AlreadyQuantizedError: most weights are not plain floating-point numbers.
         CheckpointFormatError: a size in config.json exceeds what the weights hold.
         InfeasibleBudgetError: the target cannot be reached.
-        InvalidConfigError: the engine does not run models in this dtype.
+        InvalidConfigError: the engine does not run models in this dtype, or the model has no vision tower to include.
         UnmatchedIgnoreError: a pattern of `ignore` matches no layer.
         UnsupportedArchitectureError: the model has nothing to compress, or the engine does not run it.
     """
     check_weights(weights, model)
     check_sizes(settings, weights, model)
     check_ignore(settings, weights, config.ignore, model)
+    check_vision(settings, config, model)
     check_engine(settings, item_bytes(weights, config.dtype, model), config.reader, model)
     match config.target:
         case ByRatio() as target if not config.quantizes:
@@ -52,7 +53,9 @@ def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: 
             codes = config.code_choices
             check_any_selection(weights, target, itemsize=itemsize, quantizes=config.quantizes, codes=codes)
         case ByBytes() as target:
-            described = describe_model(settings, weights, ignore=config.ignore, dtype=config.dtype)
+            described = describe_model(
+                settings, weights, ignore=config.ignore, dtype=config.dtype, vision=config.includes_vision
+            )
             codes = config.code_choices
             reach_of_model(described, quantizes=config.quantizes, tables=config.decides_tables, codes=codes).check(
                 target

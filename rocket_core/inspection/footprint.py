@@ -228,7 +228,12 @@ def factored_export_bytes(model: ModelShape, ratio: float) -> int:
 
 
 def describe_model(
-    config: Mapping[str, object], weights: WeightSummary, *, ignore: Sequence[str] = (), dtype: str = "auto"
+    config: Mapping[str, object],
+    weights: WeightSummary,
+    *,
+    ignore: Sequence[str] = (),
+    dtype: str = "auto",
+    vision: bool = False,
 ) -> ModelShape:
     """Return the sizes of a model according to config.json and the safetensors headers.
 
@@ -244,6 +249,8 @@ def describe_model(
         ignore: glob patterns of layers to leave alone.
         dtype: dtype of the artifacts; `auto` is the checkpoint's own. Memory is that of a CPU that runs
             float16 and bfloat16 models in float32.
+        vision: whether the layers in the blocks of a tower of images are selected as well. Their blocks still count as
+            what precedes those of the decoder, which is loaded as a whole.
 
     Raises:
         AlreadyQuantizedError: most weights are not plain floating-point numbers.
@@ -253,6 +260,7 @@ def describe_model(
     stored = storage_dtype(weights, "the model")
     dtype = stored if dtype == "auto" else dtype
     lists = compressed_lists(config, weights)
+    selected = compressed_lists(config, weights, vision=vision)
     if is_costly((name for name, _ in weights.matrices), ignore):
         raise InvalidConfigError(
             f"the ignore patterns are too long for a model of {len(weights.matrices)} layers; use fewer or shorter ones"
@@ -262,7 +270,7 @@ def describe_model(
     turned = family_of(config) in _CONV1D_FAMILIES
     for name, (rows, columns) in weights.matrices:
         member = block_of(name)
-        if list_of(member) not in lists or _is_no_layer(name.removeprefix(member)):
+        if list_of(member) not in selected or _is_no_layer(name.removeprefix(member)):
             continue
         if is_ignored(possible_names(config, name)):
             continue

@@ -12,6 +12,7 @@ from rocket_core.config import (
     BUILTIN_DATASET,
     HUB_DATASETS,
     SYNTHETIC_DATASET,
+    CompressionConfig,
     InputKind,
 )
 from rocket_core.errors import (
@@ -22,6 +23,7 @@ from rocket_core.errors import (
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
+from rocket_core.inspection.block_lists import has_tower
 from rocket_core.inspection.layer_names import (
     PREFIXES,
     advice_on_pattern,
@@ -45,6 +47,9 @@ UNSUPPORTED = frozenset(
     wav2vec2 wav2vec2-bert wavlm xlm xlnet xmod
     """.split()  # noqa: SIM905 - dozens of words in quotes are not a table that one can read
 )
+
+# Families of several models in one checkpoint, with the part that can be compressed.
+_PARTS = {"qwen2_5_omni": "thinker", "qwen3_omni_moe": "thinker"}
 
 # Families that exist only as code next to their weights; families that transformers knows may include such code as
 # well. Just as incomplete.
@@ -121,6 +126,11 @@ def check_config(config: Mapping[str, object], model: str) -> None:
     if config.get("auto_map") and kind in OWN_CODE_ONLY:
         raise UnsupportedArchitectureError(
             f"{model} needs its own code, which is never loaded; only architectures of transformers are supported"
+        )
+    if kind in _PARTS:
+        raise UnsupportedArchitectureError(
+            f"{model} holds several models with a decoder each, of which one can be compressed: the {_PARTS[kind]}; "
+            f"give a checkpoint of that alone, which `model.{_PARTS[kind]}.save_pretrained(FOLDER)` writes"
         )
     if kind in UNSUPPORTED:
         raise UnsupportedArchitectureError(
@@ -264,6 +274,23 @@ def check_ignore(config: Mapping[str, object], weights: WeightSummary, patterns:
             raise UnmatchedIgnoreError(
                 f"{which} matches no layer of {model}; {advice_on_pattern(stored, pattern)}", position=position
             )
+
+
+def check_vision(config: Mapping[str, object], compression: CompressionConfig, model: str) -> None:
+    """Raise an error if the tower of a model without any is to be compressed.
+
+    Args:
+        config: the content of config.json.
+        compression: the compression.
+        model: name of the model in messages.
+
+    Raises:
+        InvalidConfigError: there is no tower.
+    """
+    if compression.includes_vision and not has_tower(config):
+        raise InvalidConfigError(
+            f"{model} has no tower that encodes images for a decoder; leave 'vision' out of include"
+        )
 
 
 def window_length(positions: int | None, requested: int | None) -> int:

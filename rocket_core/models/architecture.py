@@ -3,8 +3,8 @@
 Everything is discovered; nothing is copied from modeling files. A layer is compressible if its type is exactly
 `nn.Linear` or `Conv1D`, it is inside a repeated block, is not tied, is not the head, and is later seen by a forward
 hook. Experts of a mixture get their own linear layers first (`rocket_core.experts`). A model has one list of blocks; an
-encoder-decoder has two. In a model that reads text and images, these are the blocks of the decoder. Token embedding and
-head are listed separately.
+encoder-decoder has two. In a model that reads text and images, these are the blocks of the decoder, and those of its
+tower where they are asked for. Token embedding and head are listed separately.
 """
 
 import fnmatch
@@ -19,10 +19,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from rocket_core.config import InputKind
 from rocket_core.errors import (
     AlreadyQuantizedError,
+    InvalidConfigError,
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
@@ -30,8 +32,21 @@ from rocket_core.experts import unfuse
 from rocket_core.inspection import preconditions
 from rocket_core.inspection.footprint import positions
 from rocket_core.inspection.layer_names import advice_on_pattern, last_part
-from rocket_core.models.block_lists import LINEAR_TYPES, BlockList, find_language_lists, find_lists, find_tower
-from rocket_core.models.classes import build_model, generating_class, is_causal, reads_images_and_text
+from rocket_core.models.block_lists import (
+    LINEAR_TYPES,
+    BlockList,
+    find_language_lists,
+    find_lists,
+    find_tower,
+    find_tower_list,
+)
+from rocket_core.models.classes import (
+    build_model,
+    decodes_several_kinds,
+    generating_class,
+    is_causal,
+    reads_images_and_text,
+)
 from rocket_core.models.pretrained import interpreting, load_config
 from rocket_core.models.token_tables import TokenTable, find_tables
 
@@ -45,11 +60,14 @@ class Architecture:
 
     Attributes:
         model: the model, with parameters on the meta device and real buffers.
-        lists: the lists of repeated blocks, in the order in which they run: one, or an encoder's and a decoder's.
+        lists: the lists of repeated blocks, in the order in which they run: one, or an encoder's and a decoder's, or a
+            tower's and a decoder's.
         layers: names of the compressible layers of each block, in model order.
         tables: token embedding and head, where they can be quantized.
         other_tables: token embedding and head that cannot, with the reason.
         tower: name of the module that encodes images for a decoder, which text alone does not reach.
+        audio_tower: name of the module that encodes audio for a decoder.
+        tower_layers: the layers in the blocks of `tower` that could be compressed, unless `layers` has them.
     """
 
     model: PreTrainedModel
@@ -58,6 +76,8 @@ class Architecture:
     tables: tuple[TokenTable, ...] = ()
     other_tables: Mapping[str, str] = field(default_factory=dict)
     tower: str | None = None
+    audio_tower: str | None = None
+    tower_layers: tuple[str, ...] = ()
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -77,6 +97,11 @@ class Architecture:
         modules = self.model.get_submodule(blocks.name)
         assert isinstance(modules, nn.ModuleList)
         return modules
+
+    @property
+    def language_lists(self) -> tuple[BlockList, ...]:
+        """The lists without that of a tower."""
+        return tuple(blocks for blocks in self.lists if not blocks.in_tower)
 
     def list_of(self, index: int) -> BlockList:
         """Return the list that block `index` belongs to."""
@@ -152,7 +177,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architecture:
+def build_architecture(config: PretrainedConfig, dtype: torch.dtype, *, vision: bool = False) -> Architecture:
     """Build the model without its weights and find its compressible layers.
 
     A decoder is built as a causal language model; any other model as the class named by its config, or else as the
@@ -161,10 +186,12 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
     Args:
         config: the model's configuration.
         dtype: dtype of the parameters.
+        vision: whether the layers of the tower that encodes images are compressible.
 
     Raises:
         UnsupportedArchitectureError: the model does not have one list of repeated blocks (an encoder-decoder: two), has
             no plain linear layer in them, or reads an input that calibration cannot generate.
+        InvalidConfigError: the layers of a tower are asked for, and it has none.
     """
     with (
         interpreting(_file_of(config), UnsupportedArchitectureError),
@@ -180,18 +207,39 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
             f"{type(model).__name__} reads {model.main_input_name}; only models that read text, images or log-mel "
             "features of audio can be calibrated"
         )
-    has_tower = reads_images_and_text(config)
-    lists = find_language_lists(model) if has_tower else find_lists(model)
+    is_part = decodes_several_kinds(config)
+    tower = find_tower(model, "image") if reads_images_and_text(config) else None
+    if vision and tower is None:
+        raise InvalidConfigError(
+            f"{type(model).__name__} has no tower that encodes images for a decoder; leave 'vision' out of include"
+        )
+    of_tower = None
+    if tower is not None and vision:
+        of_tower = find_tower_list(model, tower)
+        # Installed the first time that a model wants hidden states of its tower, which must not be while other modules
+        # take the place of the tower's blocks.
+        module = model.get_submodule(tower)
+        if isinstance(module, PreTrainedModel):
+            maybe_install_capturing_hooks(module)
+    lists = find_language_lists(model, of_tower) if is_part else find_lists(model)
     prefixes = [f"{blocks.name}.{index}" for blocks in lists for index in range(blocks.length)]
     layers = tuple(tuple(_linear_names(model, prefix)) for prefix in prefixes)
     if not any(layers):
         raise UnsupportedArchitectureError(
             f"{type(model).__name__} has no nn.Linear or Conv1D layer in {lists[0].name} that could be compressed"
         )
-    reads_text = model.main_input_name == "input_ids" and len(lists) == 1
+    reads_text = model.main_input_name == "input_ids" and not config.is_encoder_decoder
     tables, others = find_tables(model, predicts=is_causal(config)) if reads_text else ((), {})
-    tower = find_tower(model) if has_tower else None
-    return Architecture(model=model, lists=lists, layers=layers, tables=tables, other_tables=others, tower=tower)
+    return Architecture(
+        model=model,
+        lists=lists,
+        layers=layers,
+        tables=tables,
+        other_tables=others,
+        tower=tower,
+        audio_tower=find_tower(model, "audio") if is_part else None,
+        tower_layers=() if tower is None or vision else _layers_of_tower(model, tower),
+    )
 
 
 def window_length(config: PretrainedConfig, requested: int | None) -> int:
@@ -266,6 +314,15 @@ def _check_readable(model: PreTrainedModel) -> None:
     model.get_output_embeddings()
     model.num_parameters()
     isinstance(model.main_input_name, str)
+
+
+def _layers_of_tower(model: PreTrainedModel, tower: str) -> tuple[str, ...]:
+    try:
+        blocks = find_tower_list(model, tower)
+    except UnsupportedArchitectureError:
+        return ()
+    prefixes = (f"{blocks.name}.{index}" for index in range(blocks.length))
+    return tuple(name for prefix in prefixes for name in _linear_names(model, prefix))
 
 
 def _linear_names(model: PreTrainedModel, block: str) -> list[str]:

@@ -16,14 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rocket_core.errors import UnsupportedArchitectureError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockCall:
-    """The arguments that the model calls a block with, apart from the hidden states."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+from rocket_core.models.recorded_call import BlockCall, replace_tensors, reuse_equal, without_caches
 
 
 @dataclass(kw_only=True, slots=True)
@@ -149,6 +142,7 @@ def record_block_inputs(
     batches: Iterable[Tensor | Mapping[str, Tensor]],
     *,
     passed: tuple[nn.ModuleList, Activations] | None = None,
+    first: int = 0,
     load_first: Callable[[], object] = _nothing,
 ) -> Activations:
     """Run the model up to a list of blocks, and record how it would call each of them.
@@ -160,6 +154,7 @@ def record_block_inputs(
         batches: arguments of the model by name, on its device; a tensor is passed as `input_ids`.
         passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output. If that
             requires gradients, tensors in the calls that depend on it are part of its autograd graph.
+        first: index of the first block, counted through all lists of the model.
         load_first: called once if the first block needs its weights, to load them.
 
     Returns:
@@ -168,7 +163,7 @@ def record_block_inputs(
     Raises:
         UnsupportedArchitectureError: the model does not run its blocks in order, each exactly once.
     """
-    activations = Activations(hidden=[], calls=[], first=passed[1].first + len(passed[0]) if passed else 0)
+    activations = Activations(hidden=[], calls=[], first=first)
     loaded = False
     for number, arguments in enumerate(batches):
         batch = {"input_ids": arguments} if isinstance(arguments, Tensor) else arguments
@@ -186,7 +181,7 @@ def record_block_inputs(
             activations.added.append(_find_added(model, blocks, batch, recording))
         calls = recording.calls
         previous = activations.calls[-1] if activations.calls else calls
-        activations.calls.append([_reuse(call, before) for call, before in zip(calls, previous, strict=True)])
+        activations.calls.append([reuse_equal(call, before) for call, before in zip(calls, previous, strict=True)])
     return activations
 
 
@@ -217,7 +212,7 @@ class _Recording:
                 "block once, one after the other, can be compressed"
             )
         self.hidden.append(hidden)
-        self.calls.append(BlockCall(args=_plain(call.args), kwargs=_plain(call.kwargs)))
+        self.calls.append(without_caches(BlockCall(args=_plain(call.args), kwargs=_plain(call.kwargs))))
         if index == self.blocks - 1:
             raise _EnoughError
         return hidden if self.returned is None else torch.full_like(hidden, self.returned)
@@ -285,6 +280,17 @@ def run_before(model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping[str
     with stand_ins(blocks, receive), contextlib.suppress(_EnoughError):
         model(**batch, **without_cache(model))
     return found[0]
+
+
+def added_by_model(model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return what each block reads if all of them return zeros; graphs for autograd are kept.
+
+    For the first block this is what precedes all, for each other what the model adds to the output of the one before.
+    """
+    recording = _Recording(blocks=len(blocks), extras=(), returned=0.0)
+    with stand_ins(blocks, recording.receive, recording.beside), contextlib.suppress(_EnoughError):
+        model(**batch, **without_cache(model))
+    return recording.hidden
 
 
 def run_after(
@@ -358,33 +364,6 @@ def without_cache(model: nn.Module) -> dict[str, bool]:
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 
-def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of a call, or of a part of its arguments, with `change` applied to every tensor."""
-    if isinstance(value, BlockCall):
-        return BlockCall(args=replace_tensors(value.args, change), kwargs=replace_tensors(value.kwargs, change))
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple):
-        return tuple(replace_tensors(item, change) for item in value)
-    return {key: replace_tensors(item, change) for key, item in value.items()} if isinstance(value, dict) else value
-
-
 def _plain(value: Any) -> Any:
     """Return a call's arguments with every `_PassThrough` converted to an ordinary tensor."""
     return replace_tensors(value, lambda tensor: tensor.as_subclass(Tensor) if type(tensor) is _PassThrough else tensor)
-
-
-def _reuse(new: Any, old: Any) -> Any:
-    """Return `new`, with equal parts taken from `old`, so that values common to all batches are in memory only once."""
-    if isinstance(new, BlockCall):
-        return BlockCall(args=_reuse(new.args, old.args), kwargs=_reuse(new.kwargs, old.kwargs))
-    if isinstance(new, Tensor) and isinstance(old, Tensor):
-        if new.requires_grad:
-            return new  # Its autograd graph belongs to its own batch.
-        same = new is old or (new.shape == old.shape and new.dtype == old.dtype and torch.equal(new, old))
-        return old if same else new
-    if isinstance(new, tuple) and isinstance(old, tuple) and len(new) == len(old):
-        return tuple(_reuse(*pair) for pair in zip(new, old, strict=True))
-    if isinstance(new, dict) and isinstance(old, dict) and new.keys() == old.keys():
-        return {key: _reuse(value, old[key]) for key, value in new.items()}
-    return new

@@ -1,6 +1,8 @@
 """The lists of repeated blocks in a model, found by their structure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -20,11 +22,15 @@ class BlockList:
         name: module name of the list.
         first: index of its first block.
         length: number of blocks.
+        in_tower: whether it is in the tower that encodes images for a decoder. Its blocks are walked on their own, and
+            the walk of the decoder's blocks starts afresh, with the whole tower before it: models pass on the output of
+            any block of a tower, not only of the last.
     """
 
     name: str
     first: int
     length: int
+    in_tower: bool = False
 
     @property
     def stop(self) -> int:
@@ -50,8 +56,12 @@ def find_lists(model: PreTrainedModel) -> tuple[BlockList, ...]:
     return _counted(model, names)
 
 
-def find_language_lists(model: PreTrainedModel) -> tuple[BlockList, ...]:
-    """Return the list of the decoder of a model that reads text and images.
+def find_language_lists(model: PreTrainedModel, tower: BlockList | None = None) -> tuple[BlockList, ...]:
+    """Return the list of the decoder of a model that reads text with images or audio, after that of its tower.
+
+    Args:
+        model: the model.
+        tower: list of the tower; None to leave it out.
 
     Raises:
         UnsupportedArchitectureError: the decoder has no list or several, or runs blocks more than once.
@@ -64,12 +74,28 @@ def find_language_lists(model: PreTrainedModel) -> tuple[BlockList, ...]:
             f"the decoder of {type(model).__name__} ({decoder or 'the model itself'}) has {what}, and must have one to "
             "be compressed"
         )
-    return _counted(model, names)
+    return _counted(model, names, () if tower is None else (tower,))
 
 
-def find_tower(model: PreTrainedModel) -> str | None:
-    """Return the name of the module that a model encodes images with; None if it has no separate one."""
-    tower = model.get_encoder(modality="image")
+def find_tower_list(model: PreTrainedModel, tower: str) -> BlockList:
+    """Return the list of the tower that encodes images; its blocks run before those of the decoder.
+
+    Raises:
+        UnsupportedArchitectureError: the tower has no list or several.
+    """
+    names = _block_names(model, tower)
+    if len(names) != 1:
+        what = f"{len(names)} lists of blocks ({', '.join(names)})" if names else "no list of repeated blocks"
+        raise UnsupportedArchitectureError(
+            f"the vision tower of {type(model).__name__} ({tower}) has {what}, and must have one to be compressed; "
+            "leave 'vision' out of include"
+        )
+    return BlockList(name=names[0], first=0, length=len(list(model.get_submodule(names[0]).children())), in_tower=True)
+
+
+def find_tower(model: PreTrainedModel, modality: Literal["image", "audio"]) -> str | None:
+    """Return the name of the module that a model encodes images or audio with; None if it has no separate one."""
+    tower = model.get_encoder(modality=modality)
     name = module_name(model, tower)
     decoder = module_name(model, model.get_decoder())
     return None if f"{decoder}.".startswith(f"{name}." if name else "") else name
@@ -81,16 +107,17 @@ def module_name(model: nn.Module, module: nn.Module) -> str:
     return found
 
 
-def _counted(model: PreTrainedModel, names: list[str]) -> tuple[BlockList, ...]:
+def _counted(model: PreTrainedModel, names: list[str], before: Sequence[BlockList] = ()) -> tuple[BlockList, ...]:
     """Return the lists with their blocks counted, and check that there is a block for each layer that is run."""
-    lists: list[BlockList] = []
+    lists = list(before)
     for prefix in names:
         length = len(list(model.get_submodule(prefix).children()))
         lists.append(BlockList(name=prefix, first=lists[-1].stop if lists else 0, length=length))
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    if isinstance(layers, int) and layers > lists[-1].stop:
+    blocks = sum(found.length for found in lists if not found.in_tower)
+    if isinstance(layers, int) and layers > blocks:
         raise UnsupportedArchitectureError(
-            f"{type(model).__name__} runs {layers} layers on the weights of {lists[-1].stop}; models that share "
+            f"{type(model).__name__} runs {layers} layers on the weights of {blocks}; models that share "
             "weights between layers cannot be compressed"
         )
     return tuple(lists)

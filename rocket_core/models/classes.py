@@ -8,9 +8,13 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    AutoModelForSpeechSeq2Seq,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -36,9 +40,21 @@ def reads_images_and_text(config: PretrainedConfig) -> bool:
     return has_tower and not config.is_encoder_decoder and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 
+def reads_audio_and_text(config: PretrainedConfig) -> bool:
+    """Return whether a model continues text that may contain audio, and reads no images."""
+    has_parts = getattr(config, "text_config", None) is not None and not config.is_encoder_decoder
+    known = type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING or type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
+    return has_parts and known and getattr(config, "vision_config", None) is None
+
+
+def decodes_several_kinds(config: PretrainedConfig) -> bool:
+    """Return whether a model's decoder is one of several parts, of which others encode images or audio for it."""
+    return reads_images_and_text(config) or reads_audio_and_text(config)
+
+
 def is_causal(config: PretrainedConfig) -> bool:
     """Return whether a model predicts each token only from those before it."""
-    if reads_images_and_text(config):
+    if decodes_several_kinds(config):
         return True
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return False
@@ -48,7 +64,11 @@ def is_causal(config: PretrainedConfig) -> bool:
 
 def generating_class(config: PretrainedConfig) -> Any:
     """Return the Auto class that loads a model which predicts tokens."""
-    return AutoModelForImageTextToText if reads_images_and_text(config) else AutoModelForCausalLM
+    if reads_images_and_text(config):
+        return AutoModelForImageTextToText
+    if not reads_audio_and_text(config):
+        return AutoModelForCausalLM
+    return AutoModelForMultimodalLM if type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING else AutoModelForSpeechSeq2Seq
 
 
 def build_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rocket_core.models.block_calls import replace_tensors
+from rocket_core.models.recorded_call import replace_tensors
 
 
 class FinishedParts:

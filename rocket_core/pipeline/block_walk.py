@@ -110,7 +110,7 @@ class BlockWalk:
                     return
                 yield found
 
-        with loaded_surroundings(run, head=False) as model:
+        with loaded_surroundings(run, blocks, head=False) as model:
             rows = inputs(model)
             first = next(rows, None)
             return None if first is None else sum_inputs(head, itertools.chain([first], rows), run.precision)
@@ -137,9 +137,12 @@ class BlockWalk:
             return
         passed = None
         if self._activations is not None:
-            passed = self._run.architecture.list_of(self._activations.first), self._activations
+            before = self._run.architecture.list_of(self._activations.first)
+            passed = None if before.in_tower else (before, self._activations)
+        # Freed before the decoder's hidden states exist: nothing reads those of a tower any more.
+        self._activations = None
         batches = split_inputs(self._run, self._inputs)
-        self._activations = begin_walk(self._run, batches, passed=passed)
+        self._activations = begin_walk(self._run, batches, blocks, passed=passed)
 
 
 @contextmanager
@@ -156,17 +159,20 @@ def loaded_block(run: Run, index: int) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def loaded_surroundings(run: Run, *, head: bool) -> Iterator[PreTrainedModel]:
+def loaded_surroundings(run: Run, blocks: BlockList, *, head: bool) -> Iterator[PreTrainedModel]:
     """Yield the model with all weights except those of its blocks loaded while the context is active.
 
     Args:
         run: the run.
+        blocks: the list to be walked, whose blocks are not run. Before the blocks of a decoder, the tower is.
         head: whether to load the output embeddings too; recording stops before they are called.
     """
     model = run.architecture.model
     output = model.get_output_embeddings()
-    names = [name for name in _modules_outside_blocks(run) if head or model.get_submodule(name) is not output]
-    run.loader.load(names)
+    lists = [found.name for found in run.architecture.lists if found == blocks or not found.in_tower]
+    left_out = (*lists, *run.idle)
+    names = [name for name in _modules_outside(run, lists) if head or model.get_submodule(name) is not output]
+    run.loader.load(names, without=left_out)
     _move_buffers(model, run.device)
     try:
         yield model
@@ -194,40 +200,47 @@ def split_inputs(
 
 
 def begin_walk(
-    run: Run, batches: Iterable[Mapping[str, Tensor] | Tensor], *, passed: tuple[BlockList, Activations] | None = None
+    run: Run,
+    batches: Iterable[Mapping[str, Tensor] | Tensor],
+    blocks: BlockList,
+    *,
+    passed: tuple[BlockList, Activations] | None = None,
+    on_loaded: Callable[[PreTrainedModel], None] = lambda _model: None,
 ) -> Activations:
     """Take calibration inputs to the first block of a list, and record how the model would call each of its blocks.
 
     Args:
         run: the run.
         batches: arguments of the model by name, or windows of text.
+        blocks: the list.
         passed: the encoder of an encoder-decoder, once its blocks have been walked; None for the first list.
+        on_loaded: called with the model before it is run, with the weights of everything before the blocks.
     """
     architecture = run.architecture
-    index = passed[0].stop if passed else 0
-    blocks = architecture.blocks_of(architecture.list_of(index))
     before = (architecture.blocks_of(passed[0]), passed[1]) if passed else None
-    with loaded_surroundings(run, head=False) as model, ExitStack() as stack:
+    with loaded_surroundings(run, blocks, head=False) as model, ExitStack() as stack:
+        on_loaded(model)
         return record_block_inputs(
             model,
-            blocks,
+            architecture.blocks_of(blocks),
             batches,
             passed=before,
-            load_first=lambda: stack.enter_context(loaded_block(run, index)),
+            first=blocks.first,
+            load_first=lambda: stack.enter_context(loaded_block(run, blocks.first)),
         )
 
 
-def _modules_outside_blocks(run: Run) -> list[str]:
-    """Return the modules that own parameters and are in no block, without those that the inputs do not reach."""
+def _modules_outside(run: Run, lists: Sequence[str]) -> list[str]:
+    """Return the modules that own parameters and are in no block of the lists, without what the inputs do not reach."""
     model = run.architecture.model
-    lists = tuple(f"{blocks.name}." for blocks in run.architecture.lists)
+    blocks = tuple(f"{name}." for name in lists)
     idle = tuple(f"{name}." for name in run.idle)
     owners = [name for name, module in model.named_modules() if any(map(_is_parameter, module._parameters.values()))]
     # Some models move their inputs to the device of their first parameter.
     return [
         name
         for name in owners
-        if not f"{name}.".startswith(lists) and (name == owners[0] or not f"{name}.".startswith(idle))
+        if not f"{name}.".startswith(blocks) and (name == owners[0] or not f"{name}.".startswith(idle))
     ]
 
 

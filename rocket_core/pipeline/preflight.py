@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from rocket_core import __version__
-from rocket_core.calibration.image_text import ImagesWithText, image_lines
+from rocket_core.calibration.image_text import ImagesWithText
 from rocket_core.calibration.inputs import open_source
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
@@ -25,6 +25,7 @@ from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import sample_positions
+from rocket_core.inspection.image_lines import check_images, image_lines
 from rocket_core.inspection.layer_names import last_part
 from rocket_core.inspection.model_advice import advice_on_folder
 from rocket_core.inspection.model_fields import check_sizes
@@ -70,7 +71,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     model_config = read_config(source.folder)
     check_config(model_config.to_dict(), source.name)
     dtype = _storage_dtype(checkpoint, config)
-    architecture = build_architecture(model_config, compute_dtype(dtype, device))
+    architecture = build_architecture(model_config, compute_dtype(dtype, device), vision=config.includes_vision)
     named = model_config.to_dict() | {"architectures": [type(architecture.model).__name__]}
     check_engine(named, dtype.itemsize, config.reader, source.name)
     loader = WeightLoader(architecture.model, checkpoint, device)
@@ -83,8 +84,9 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     local_path_of(config.calibration.dataset)
     check_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
     length, positions = _lengths(architecture, config.calibration.sequence_length)
+    check_images(model_config.to_dict(), config, source.name)
     inputs = open_source(source.folder, architecture, length, config.calibration.dataset)
-    unread = architecture.tower if not isinstance(inputs, ImagesWithText) else None
+    towers = (architecture.audio_tower, None if isinstance(inputs, ImagesWithText) else architecture.tower)
     run = Run(
         config=config,
         source=source,
@@ -100,7 +102,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         skipped=skipped | other_tables | _unknown_parameters(architecture),
         tables=tables,
         gguf=plan_gguf(named, source.folder) if "gguf" in config.export else None,
-        idle=() if unread is None else (unread,),
+        idle=tuple(tower for tower in towers if tower is not None),
     )
     check_experts(run)
     check_target(run)

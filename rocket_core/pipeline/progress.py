@@ -61,6 +61,7 @@ class Callbacks:
 
     on_progress: Callable[[Progress], None]
     on_requirements: Callable[[int], None] = lambda _memory_bytes: None
+    on_warning: Callable[[str], None] = lambda _warning: None
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None
     on_profiled: Callable[[ModelProfile], None] = lambda _profile: None
     on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None
@@ -172,6 +173,10 @@ class Monitor:
     def requires(self, memory_bytes: int) -> None:
         """Report the run's estimated memory."""
         self._callbacks.on_requirements(memory_bytes)
+
+    def warn(self, warning: str) -> None:
+        """Report what the caller should know before long work."""
+        self._callbacks.on_warning(warning)
 
     def profiled(self, position: int, profile: LayerProfile) -> None:
         """Report a layer profile, including one made by an earlier run."""

@@ -36,6 +36,7 @@ from rocket_core.pipeline.report_builder import (
     without_paths,
 )
 from rocket_core.pipeline.requirements import check_benchmark, check_evaluation, check_healing
+from rocket_core.pipeline.run_coverage import coverage_of_run
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.artifact_size import spare_bytes
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
@@ -102,6 +103,7 @@ def compress(
     download: StageReport | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
+    on_warning: Callable[[str], None] = lambda _warning: None,
     on_offline: Callable[[], None] = lambda: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
     on_profiled: Callable[[ModelProfile], None] = lambda _profile: None,
@@ -129,6 +131,8 @@ def compress(
         on_progress: called at every step, at least once per layer, and repeatedly within a download or a calibration.
             None shows a bar if standard error is a terminal or the code runs in a notebook.
         on_requirements: called with the run's estimated bytes of memory, before the work that needs them.
+        on_warning: called before long work with what the caller should know, such as that little of the model is
+            selected to be compressed.
         on_offline: called when everything that may come from the Hub has been read; the network is not used after that.
         on_profile: called with each layer's position in the model and its profile as soon as that is on disk; a resumed
             run reports those of the earlier one again.
@@ -151,6 +155,7 @@ def compress(
         callbacks = Callbacks(
             on_progress=show_progress,
             on_requirements=on_requirements,
+            on_warning=on_warning,
             on_profile=on_profile,
             on_profiled=on_profiled,
             on_allocation=on_allocation,
@@ -190,6 +195,7 @@ def profile_model(
     download: StageReport | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
+    on_warning: Callable[[str], None] = lambda _warning: None,
     on_offline: Callable[[], None] = lambda: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
     on_costs: Callable[[tuple[StageReport, ...]], None] = lambda _stages: None,
@@ -211,6 +217,7 @@ def profile_model(
         download: as in `compress`.
         on_progress: as in `compress`.
         on_requirements: as in `compress`.
+        on_warning: as in `compress`.
         on_offline: as in `compress`.
         on_profile: as in `compress`.
         on_costs: called at the end with the cost of each stage, because a profile has no report.
@@ -230,6 +237,7 @@ def profile_model(
         callbacks = Callbacks(
             on_progress=show_progress,
             on_requirements=on_requirements,
+            on_warning=on_warning,
             on_profile=on_profile,
             should_cancel=should_cancel,
         )
@@ -315,6 +323,9 @@ def _prepare(
     needed = profile_cache.check_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
     if healing is not None:
         needed = max(needed, check_healing(healing, run.source.name, run.device, output))
+    warning = coverage_of_run(run).warning
+    if warning is not None:
+        monitor.warn(warning)
     monitor.requires(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
     work.claim(identity, calibration)
     if healing is not None:
@@ -387,6 +398,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         stages=monitor.costs.stages,
         allocation=allocation_report(allocation),
         totals=totals_report(run, layers, exports),
+        coverage=coverage_of_run(run),
         exports=exports,
         layers=layers,
         tables=tuple(layer.name for layer in decided[len(profile.layers) :]),

@@ -6,9 +6,7 @@ do not contain.
 
 import csv
 import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
 from typing import Literal, Protocol
 
 from pydantic import Field
@@ -16,12 +14,13 @@ from pydantic import Field
 from rocket_core.budget import bits_per_weight, kept_fraction, sparsity
 from rocket_core.candidates import CODE_KINDS, Candidate, SizePoint
 from rocket_core.config import Objective
+from rocket_core.report.expert_figures import MapEntry, Row, Value, combined_experts, expert_rows
 from rocket_core.report.healing import HealingPoint
+from rocket_core.report.layer_places import Place, places_of
 from rocket_core.report.schema import CompressionReport, LayerReport
 from rocket_core.schema import FrozenModel
 
 ColumnKind = Literal["text", "count", "fraction", "number", "seconds", "bytes", "energy"]
-Value = str | int | float | None
 
 ERROR_NAMES: Mapping[Objective, str] = {
     "fisher": "predicted increase of the loss, nats per token",
@@ -32,7 +31,6 @@ ERROR_NAMES: Mapping[Objective, str] = {
 
 # Spreadsheets treat values with these prefixes as formulas.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_NUMBER = re.compile(r"\d+")
 _MAP_COLUMNS = (*("format", "kept_fraction", "bits_per_weight", "stored_bytes", "rank", "sparsity", "loss", "error"),)
 
 
@@ -82,7 +80,7 @@ def allocation_map(layers: Iterable[LayerReport]) -> Figure:
         layers: layers of a report, in model order.
     """
     layers = tuple(layers)
-    places = _places([layer.name for layer in layers])
+    places = places_of([layer.name for layer in layers])
     rows = [
         {
             "block": place.block,
@@ -100,11 +98,47 @@ def allocation_map(layers: Iterable[LayerReport]) -> Figure:
         }
         for place, layer in zip(places, layers, strict=True)
     ]
-    return _map_of(rows, "error of the output")
+    return _map_of(rows, layers, "error of the output")
+
+
+def expert_map(layers: Iterable[LayerReport]) -> Figure | None:
+    """Return how much each expert of a mixture is used, and what is left of it; None for other models.
+
+    Args:
+        layers: layers of a report, in model order.
+    """
+    layers = tuple(layers)
+    rows = expert_rows(layers, [place.block for place in places_of([layer.name for layer in layers])])
+    if not rows:
+        return None
+    unused = sum(row["routed_tokens"] == 0 for row in rows)
+    seen = f"; {unused} of {len(rows)} experts got none" if unused else ""
+    has_codes = any(layer.kind in CODE_KINDS for layer in layers)
+    usual = ("bits_per_weight", "kept_fraction") if has_codes else ("kept_fraction", "bits_per_weight")
+    measures = ("share", *usual, "loss", "error", "routed_tokens", "stored_bytes")
+    return Figure(
+        name="expert-map",
+        title="Experts",
+        note="Each cell is an expert: its part of the calibration tokens that the router of its block sent, or what is "
+        f"left of its layers together{seen}.",
+        columns=(
+            Column(name="block", title="block", kind="text"),
+            Column(name="expert", title="expert", kind="text"),
+            Column(name="routed_tokens", title="calibration tokens", kind="count"),
+            Column(name="share", title="part of the block's tokens", kind="fraction"),
+            Column(name="bits_per_weight", title="bits on disk per weight"),
+            Column(name="kept_fraction", title="kept fraction of the parameters", kind="fraction"),
+            Column(name="stored_bytes", title="bytes on disk", kind="bytes"),
+            Column(name="loss", title="predicted increase of the loss"),
+            Column(name="error", title="error of the outputs"),
+        ),
+        rows=tuple(rows),
+        measures=tuple(name for name in measures if any(row[name] is not None for row in rows)),
+    )
 
 
 class LayerShape(Protocol):
-    """Name and shape of a layer, such as a `LayerProfile` has them."""
+    """Name and shape of a layer, and for an expert the tokens that reached it, such as a `LayerProfile` has them."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -112,6 +146,8 @@ class LayerShape(Protocol):
     def d_in(self) -> int: ...  # noqa: D102
     @property
     def d_out(self) -> int: ...  # noqa: D102
+    @property
+    def routed_tokens(self) -> int | None: ...  # noqa: D102
 
 
 def predicted_map(chosen: Iterable[tuple[LayerShape, Candidate | None]]) -> Figure:
@@ -121,17 +157,17 @@ def predicted_map(chosen: Iterable[tuple[LayerShape, Candidate | None]]) -> Figu
         chosen: each layer with the candidate allocated to it, in model order; None where there is no allocation yet.
     """
     pairs = tuple(chosen)
-    places = _places([layer.name for layer, _ in pairs])
+    places = places_of([layer.name for layer, _ in pairs])
     rows = [
         _predicted_row(place, layer, candidate)
         if candidate is not None
         else dict.fromkeys(_MAP_COLUMNS) | {**place.model_dump(), "layer": layer.name, "kind": "profiled"}
         for place, (layer, candidate) in zip(places, pairs, strict=True)
     ]
-    return _map_of(rows, "predicted error of the output")
+    return _map_of(rows, [layer for layer, _ in pairs], "predicted error of the output")
 
 
-def _predicted_row(place: "_Place", layer: LayerShape, candidate: Candidate) -> dict[str, Value]:
+def _predicted_row(place: Place, layer: LayerShape, candidate: Candidate) -> Row:
     return {
         "block": place.block,
         "projection": place.projection,
@@ -328,43 +364,14 @@ def allocation_difference(jobs: Sequence[tuple[str, Sequence[LayerReport]]]) -> 
 
 def report_figures(report: CompressionReport) -> tuple[Figure, ...]:
     """Return all figures of a report."""
+    experts = expert_map(report.layers)
     return (
         allocation_map(report.layers),
+        *(() if experts is None else (experts,)),
         errors_by_size(report.layers),
         predicted_and_achieved(report.layers),
         stage_times(report),
     )
-
-
-class _Place(FrozenModel):
-    block: str
-    projection: str
-
-
-def _places(names: Sequence[str]) -> list[_Place]:
-    """Return the block and the projection of each layer: the parts of its name before and after the first number."""
-    split = [_split(name) for name in names]
-    lists = {head for head, number, _ in split if number}
-    # With one list of blocks the number suffices; with several (an encoder and a decoder) add the part that differs.
-    parts = [head.split(".") for head in lists]
-    common = len(list(takewhile(lambda at: len(set(at)) == 1, zip(*parts, strict=False)))) if len(lists) > 1 else 0
-    return [
-        _Place(
-            block=number
-            if len(lists) == 1 or not number
-            else f"{(head.split('.')[common:] or [''])[0]} {number}".strip(),
-            projection=rest or name,
-        )
-        for name, (head, number, rest) in zip(names, split, strict=True)
-    ]
-
-
-def _split(name: str) -> tuple[str, str, str]:
-    parts = name.split(".")
-    at = next((index for index, part in enumerate(parts) if _NUMBER.fullmatch(part)), None)
-    if at is None:
-        return "", "", name
-    return ".".join(parts[:at]), parts[at], ".".join(parts[at + 1 :])
 
 
 def _format_text(stored: LayerReport | Candidate) -> str | None:
@@ -374,7 +381,12 @@ def _format_text(stored: LayerReport | Candidate) -> str | None:
     return f"{stored.bits} bits, groups of {stored.group_size}"
 
 
-def _map_of(rows: list[dict[str, Value]], error: str) -> Figure:
+def _map_of(found: Sequence[Row], layers: Sequence[LayerReport | LayerShape], error: str) -> Figure:
+    entries = (
+        MapEntry(row=row, parameters=layer.d_in * layer.d_out, is_expert=layer.routed_tokens is not None)
+        for row, layer in zip(found, layers, strict=True)
+    )
+    rows = combined_experts(tuple(entries))
     # The fraction of parameters tells nothing about layers that keep all of them in fewer bits.
     has_codes = any(row["kind"] in CODE_KINDS for row in rows)
     usual = ("bits_per_weight", "kept_fraction") if has_codes else ("kept_fraction", "bits_per_weight")
@@ -395,7 +407,8 @@ def _map_of(rows: list[dict[str, Value]], error: str) -> Figure:
     return Figure(
         name="allocation-map",
         title="Allocation map",
-        note="Each cell is a layer; what its colour means can be chosen.",
+        note="Each cell is a layer; what its colour means can be chosen."
+        + (" The experts of a block are combined." if len(rows) < len(found) else ""),
         columns=columns,
         rows=tuple(rows),
         measures=tuple(name for name in measures if any(row[name] is not None for row in rows)),

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from rocket_core.report.figures import Column, Figure, Value
+from rocket_core.report.expert_figures import Value
+from rocket_core.report.figures import Column, Figure
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
 

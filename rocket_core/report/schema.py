@@ -10,6 +10,7 @@ from rocket_core.calibrated_text import CalibratedText
 from rocket_core.candidates import CODE_KINDS, Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.code_format import CodeBits, ScaleBits
 from rocket_core.config import BudgetUnit, CalibrationKind, CompressionConfig, Objective
+from rocket_core.coverage import Coverage
 from rocket_core.engines import ExportKind
 from rocket_core.gguf_types import BlockType
 from rocket_core.report.formatting import kwh_text, percent_text
@@ -253,6 +254,8 @@ class CompressionReport(FrozenModel):
     """result of the knapsack."""
     totals: TotalsReport
     """sizes before and after."""
+    coverage: Coverage | None = None
+    """how much of the model was selected; None in reports from before this field existed."""
     exports: tuple[ExportReport, ...]
     """artifacts written."""
     layers: tuple[LayerReport, ...]
@@ -266,15 +269,11 @@ class CompressionReport(FrozenModel):
     reports from before this field existed.
     """
     healing: HealingReport | None = None
-    """how the stored numbers were trained after the compression, and what that changed; errors of layers are those
-    before. None if they were not, and in reports from before this field existed.
-    """
+    """how the stored numbers were trained afterwards; errors of layers are those before. None if they were not."""
     evaluation: EvaluationReport | None = None
     """quality before and after; None if none was requested, and in reports from before this field existed."""
     speed: SpeedReport | None = None
-    """speed and memory of the original and of each artifact; None if no benchmark was requested, and in reports from
-    before this field existed.
-    """
+    """speed and memory of the original and of each artifact; None if none was measured, and in older reports."""
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""

@@ -32,6 +32,7 @@ READ_IN_TURN = (
     "how-to/ratio",
     "how-to/mixtures",
     "how-to/vision",
+    "how-to/speech",
     "how-to/load",
     "how-to/engines",
     "how-to/evaluate",

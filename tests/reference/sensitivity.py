@@ -9,8 +9,11 @@ from rocket_core.pipeline.progress import Callbacks, Monitor
 from rocket_core.pipeline.stage_costs import Costs
 
 
-def squared_gradients(model, names, batch):
-    """Return means over tokens of squared gradients of the summed loss to each layer's output, in the model's dtype."""
+def squared_gradients(model, names, batch, *, predicted=True):
+    """Return means over tokens of squared gradients of the summed loss to each layer's output, in the model's dtype.
+
+    The loss is that of the predicted tokens, which a mask chooses from the second token on; all by default.
+    """
     batch = {"input_ids": batch} if isinstance(batch, torch.Tensor) else batch
     tokens = batch.get("decoder_input_ids", batch.get("input_ids"))
     outputs = {name: [] for name in names}
@@ -27,11 +30,13 @@ def squared_gradients(model, names, batch):
     for handle in handles:
         handle.remove()
     log_likelihood = torch.gather(logits.log_softmax(-1)[:, :-1], 2, tokens[:, 1:, None])
-    (-log_likelihood.sum()).backward()
+    (-(log_likelihood * predicted).sum()).backward()
     return {name: sum(_squares(output) for output in found) / tokens.numel() for name, found in outputs.items()}
 
 
 def _squares(output):
+    if output.grad is None:
+        return torch.zeros(output.shape[-1], dtype=torch.float64)
     return output.grad.double().flatten(0, -2).square().sum(0)
 
 

@@ -134,9 +134,10 @@ def build_qwen3_vl() -> PreTrainedModel:
 
 
 def build_qwen3_vl_moe() -> PreTrainedModel:
-    """Qwen3-VL with experts, which checkpoints store transposed."""
+    """Qwen3-VL with experts, which checkpoints store transposed; features of one block of the tower are added."""
+    tower = _DEEP_TOWER | {"deepstack_visual_indexes": [0]}
     experts = {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": EXPERT_SIZE}
-    config = Qwen3VLMoeConfig(text_config=_TEXT | _INTERLEAVED | experts, vision_config=_DEEP_TOWER, **_QWEN_TOKENS)
+    config = Qwen3VLMoeConfig(text_config=_TEXT | _INTERLEAVED | experts, vision_config=tower, **_QWEN_TOKENS)
     return _build(Qwen3VLMoeForConditionalGeneration, config)
 
 

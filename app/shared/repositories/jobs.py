@@ -1,6 +1,7 @@
 """Operations of clients on jobs."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
@@ -104,6 +105,7 @@ def create_job(
     idempotency: Idempotency | None = None,
     hub_token: str | None = None,
     default_queue: Queue = "cpu",
+    warnings: Sequence[str] = (),
 ) -> Submission:
     """Create a job and its notification, or return the job that an identical earlier request created.
 
@@ -115,6 +117,7 @@ def create_job(
         idempotency: key under which the request may be repeated; the token is not compared.
         hub_token: the Hub token that came with it, encrypted.
         default_queue: queue of a request that names none.
+        warnings: what its client should know.
 
     Raises:
         IdempotencyKeyReusedError: the key belongs to another request.
@@ -146,6 +149,7 @@ def create_job(
         request_id=current_request_id(),
         queue=request.queue or default_queue,
         source_job_id=request.source_job_id,
+        warnings=[*warnings],
     )
     session.add(job)
     session.flush()
@@ -161,6 +165,7 @@ def create_job(
             idempotency=idempotency,
             hub_token=hub_token,
             default_queue=default_queue,
+            warnings=warnings,
         )
     enqueue_notification(session, job_id, at)
     append_event(session, job_id, NewEvent(type="status", message="queued", data={"status": Status.QUEUED}), at)
@@ -277,7 +282,13 @@ def retry_job(
     # The queue of the old job, whatever the default is now.
     queue = cast("Queue", old.queue)
     job = create_job(
-        session, request, max_attempts=max_attempts, owner=owner, hub_token=hub_token, default_queue=queue
+        session,
+        request,
+        max_attempts=max_attempts,
+        owner=owner,
+        hub_token=hub_token,
+        default_queue=queue,
+        warnings=old.warnings,
     ).job
     if hub_token is None and _had_token(session, job_id):
         append_event(session, job.id, _TOKEN_IS_GONE, now(session))

@@ -25,11 +25,12 @@ HEALING_EVENT = "healing"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerShape:
-    """Name and shape of a profiled layer."""
+    """Name and shape of a profiled layer, and for an expert the tokens that reached it."""
 
     name: str
     d_in: int
     d_out: int
+    routed_tokens: int | None
 
 
 def report_progress(
@@ -257,9 +258,12 @@ def count_layers(session: Session, job_id: str) -> tuple[int, int]:
 
 def list_layer_shapes(session: Session, job_id: str) -> list[LayerShape]:
     """Return name and shape of the layers profiled so far, in the order of the model, without their candidates."""
-    columns = (LayerProfileRow.name, LayerProfileRow.d_in, LayerProfileRow.d_out)
-    statement = select(*columns).where(LayerProfileRow.job_id == job_id).order_by(LayerProfileRow.position)
-    return [LayerShape(name=name, d_in=d_in, d_out=d_out) for name, d_in, d_out in session.execute(statement)]
+    row = LayerProfileRow
+    statement = select(row.name, row.d_in, row.d_out, row.routed_tokens).where(row.job_id == job_id)
+    return [
+        LayerShape(name=name, d_in=d_in, d_out=d_out, routed_tokens=routed_tokens)
+        for name, d_in, d_out, routed_tokens in session.execute(statement.order_by(row.position))
+    ]
 
 
 def list_allocation(session: Session, job_id: str) -> list[tuple[str, Candidate]]:

@@ -192,24 +192,40 @@ class SequentialCompression:
         lists = self._run.architecture.lists
         # Nothing after the last layer to compress needs to be run.
         last = max(compressed)
-        streams = self._begin()
+        streams = self._begin(lists[0])
         for position, blocks in enumerate(lists):
             if blocks.first > last:
                 break
             if position:
-                streams = self._begin((lists[position - 1], streams))
+                before = lists[position - 1]
+                streams = self._begin(blocks) if before.in_tower else self._begin(blocks, (before, streams))
             for index in range(blocks.first, min(blocks.stop, last + 1)):
                 self._pass_block(index, streams, onwards=index < last)
 
-    def _begin(self, passed: tuple[BlockList, _Streams] | None = None) -> _Streams:
-        """Return both streams at the first block of the model's first list, or of the list after the given one."""
+    def _begin(self, blocks: BlockList, passed: tuple[BlockList, _Streams] | None = None) -> _Streams:
+        """Return both streams at the first block of a list, or of the list after the given one."""
         run = self._run
-        if passed is None:
-            dense = begin_walk(run, self._batches())
+        if passed is not None:
+            dense, compressed = (
+                begin_walk(run, self._batches(), blocks, passed=(passed[0], stream)) for stream in passed[1]
+            )
+            return dense, compressed
+        dense = begin_walk(run, self._batches(), blocks)
+        if not any(run.layers[: blocks.first]):
             return dense, replace(dense, hidden=list(dense.hidden))
-        blocks, before = passed
-        dense, compressed = (begin_walk(run, self._batches(), passed=(blocks, stream)) for stream in before)
-        return dense, compressed
+        return dense, begin_walk(run, self._batches(), blocks, on_loaded=self._install_tower)
+
+    def _install_tower(self, model: nn.Module) -> None:
+        """Replace the weights of the tower, whose blocks come first, with those of its compressed layers."""
+        run = self._run
+        for index in range(run.architecture.language_lists[0].first):
+            units = self._units_in(run.layers[index])
+            for unit in units:
+                for name in unit.names:
+                    install_weight(run, self._work, unit, name, model.get_submodule(name))
+            if self._refinement is not None and units:
+                module = model.get_submodule(run.architecture.block_name(index))
+                self._refinement.apply(CompressedBlock(index=index, module=module, dense=module, units=units))
 
     def _batches(self) -> Iterator[dict[str, torch.Tensor]]:
         return split_inputs(self._run, self._inputs, least_batches=1 if self._refinement is None else REFINED_BATCHES)

@@ -15,7 +15,8 @@ from rocket_core.hf.names import StockLayer
 from rocket_core.hf.replacement import empty_layer
 from rocket_core.layers import CODED_FACTOR_NAMES, FactorizedLinear, LayerEntry, StoredLinear, layer_tensors
 from rocket_core.models.architecture import oriented_weight
-from rocket_core.models.block_calls import Activations, replace_tensors
+from rocket_core.models.block_calls import Activations
+from rocket_core.models.recorded_call import replace_tensors
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.stored_weight import install_weight, read_codes, stored_blocks, stored_tensors
 from rocket_core.pipeline.stages.units import CompressionUnit
@@ -85,7 +86,7 @@ class Refinement:
         """
         if not self.is_finished(block.index):
             self._tune(block, states, targets, on_step)
-        self._apply(block)
+        self.apply(block)
 
     def _tune(
         self, block: CompressedBlock, states: Activations, targets: Sequence[Tensor], on_step: Callable[[float], None]
@@ -215,7 +216,7 @@ class Refinement:
                 codes[name] = entry
         return tensors, codes
 
-    def _apply(self, block: CompressedBlock) -> None:
+    def apply(self, block: CompressedBlock) -> None:
         """Put the tensors of a refined block in place; a run that was stopped at it does the same again."""
         record = self._work.refined(block.index)
         assert record is not None

@@ -1,16 +1,15 @@
 """Measurement of sensitivities: one pass forward through the blocks, and one back in reverse order."""
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from rocket_core.calibrated_text import CalibratedText
 from rocket_core.calibration.expert_sensitivities import with_another_token
 from rocket_core.calibration.samples import CalibrationInputs
-from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.calibration.sensitivity import (
     Loss,
     Sensitivity,
@@ -21,14 +20,14 @@ from rocket_core.calibration.sensitivity import (
     side_inputs,
 )
 from rocket_core.calibration.token_loss import TextLoss, read_tokens
-from rocket_core.checkpoint import TensorEntry
 from rocket_core.experts import UnfusedExperts
-from rocket_core.models.block_calls import Activations, run_before
+from rocket_core.models.block_calls import Activations, added_by_model, run_before
 from rocket_core.models.block_lists import BlockList
 from rocket_core.pipeline.block_walk import begin_walk, loaded_block, loaded_surroundings, split_inputs
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.state.tensor_cache import StateCache
+from rocket_core.pipeline.state.gradient_tensors import Gradients, batch_key, gradient_tensors, read_gradients
+from rocket_core.pipeline.state.tensor_cache import StateCache, StateKind
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.process_memory import return_freed_memory
 
@@ -90,20 +89,6 @@ def measure_sensitivities(
     return {name: sensitivity for name, sensitivity in found.items() if sensitivity is not None}
 
 
-@dataclass(kw_only=True, slots=True)
-class _Gradients:
-    """Current gradients of the pass back, batch by batch.
-
-    Attributes:
-        hidden: gradients with respect to the hidden states.
-        sides: in a decoder, the sums so far of the gradients with respect to each tensor that its blocks receive from
-            the encoder's output.
-    """
-
-    hidden: list[ScaledGradient]
-    sides: list[list[ScaledGradient]] = field(default_factory=list)
-
-
 class _ReversePass:
     """One pass over a model's blocks, forward and back.
 
@@ -127,12 +112,13 @@ class _ReversePass:
         self._cache = cache
         self._monitor = monitor
         self._loss: Loss = loss
-        self._lists = run.architecture.lists
+        self._lists = run.architecture.language_lists
         self._heads = [table.head for table in run.tables if table.head is not None]
         self._embeddings = [table.embedding for table in run.tables if table.embedding is not None]
-        # Nothing before the first compressed block is needed, unless the embedding is compressed.
+        self._tower = [name for names in run.layers[: self._lists[0].first] for name in names]
+        # Nothing before the first compressed block is needed, unless the embedding or the tower is compressed.
         first = next(index for index, names in enumerate(run.layers) if names)
-        self._first = 0 if self._embeddings else first
+        self._first = self._lists[0].first if self._embeddings or self._tower else first
         self._blocks = len(run.layers)
         modules = run.architecture.model.named_modules()
         self._experts = [name for name, module in modules if isinstance(module, UnfusedExperts)]
@@ -149,18 +135,19 @@ class _ReversePass:
             if blocks.first + number <= place and self._first < blocks.stop:
                 self._go_back(number, place - number)
                 place = blocks.first + number - 1
-        if self._embeddings:
-            self._reach_embeddings()
+        if self._embeddings or self._tower:
+            self._reach_start()
 
     def _go_forward(self) -> None:
         kept = self._cache.indices("hidden")
-        begin = kept[-1] if kept else 0
+        start = self._lists[0].first
+        begin = kept[-1] if kept else start
         for number, blocks in enumerate(self._lists):
             end = blocks.stop + number
             if begin < end or number + 1 == len(self._lists):
                 passed = self._passed(number)
-                states = begin_walk(self._run, self._batches, passed=passed)
-                if begin > blocks.first + number or (begin == 0 and kept):
+                states = begin_walk(self._run, self._batches, blocks, passed=passed)
+                if begin > blocks.first + number or (begin == start and kept):
                     self._restore(states, begin)
                     self._monitor.skip_to((begin - number) / self._total)
                 elif self._is_needed(blocks.first + number):
@@ -198,7 +185,9 @@ class _ReversePass:
         entries = self._cache.entries("hidden", place)
         beside = int(entries["beside"].read())
         states.beside = None if beside < 0 else beside
-        states.hidden[:] = [entries[_key(batch)].read().to(self._run.device) for batch in range(len(self._batches))]
+        states.hidden[:] = [
+            entries[batch_key(batch)].read().to(self._run.device) for batch in range(len(self._batches))
+        ]
 
     def _passed(self, number: int, *, recorded: bool = False) -> tuple[BlockList, Activations] | None:
         """Return the list before the given one, with its output; None for the first.
@@ -225,7 +214,7 @@ class _ReversePass:
         gradients = []
         text = TextLoss()
         squares = self._squares(self._heads) if self._heads else None
-        with loaded_surroundings(self._run, head=True) as model:
+        with loaded_surroundings(self._run, self._lists[-1], head=True) as model:
             for number, batch in enumerate(self._batches):
                 self._monitor.pulse()
                 gradients.append(
@@ -253,7 +242,7 @@ class _ReversePass:
                 )
             )
         # Saved last, as the pass continues from the gradients.
-        self._save_gradients(_Gradients(hidden=gradients), place, tokens=tokens)
+        self._save_gradients(Gradients(hidden=gradients), place, tokens=tokens)
         self._cache.drop("hidden", place)
 
     def _tokens(self, states: Activations) -> int:
@@ -269,7 +258,7 @@ class _ReversePass:
         blocks = self._lists[number]
         on = self._first < blocks.first
         passed = self._passed(number, recorded=on)
-        states = begin_walk(self._run, self._batches, passed=passed)
+        states = begin_walk(self._run, self._batches, blocks, passed=passed)
         handed = [side_inputs(calls) for calls in states.calls]
         # Set if the first block's input depends on the encoder's output as well.
         direct = [hidden if hidden.requires_grad else None for hidden in states.hidden]
@@ -293,22 +282,25 @@ class _ReversePass:
                     of_reached.append(gradients.hidden[batch])
                 found.append(gradient_of_encoder(output, reached, of_reached, batch=batch))
             place = blocks.first + number
-            self._save_gradients(_Gradients(hidden=found), place - 1, tokens=tokens)
+            self._save_gradients(Gradients(hidden=found), place - 1, tokens=tokens)
             self._cache.drop("gradients", place)
             self._cache.drop("hidden", place - 1)
 
     def _pull_back(
-        self, states: Activations, index: int, gradients: _Gradients, handed: Sequence[Sequence[Tensor]], tokens: int
+        self, states: Activations, index: int, gradients: Gradients, handed: Sequence[Sequence[Tensor]], tokens: int
     ) -> None:
         """Propagate the gradients, in place, from the output of a block to its input, and save those of its layers."""
         number = self._lists.index(self._run.architecture.list_of(index))
         inputs = self._cache.entries("hidden", index + number)
         names = self._run.layers[index]
         squares = self._squares(names)
+        if self._tower and any(added[index - states.first] is not None for added in states.added):
+            # What the model adds to the output of the block, which the tower may have computed.
+            self._save_gradients(Gradients(hidden=gradients.hidden), index, tokens=tokens, of="added")
         with loaded_block(self._run, index) as block, squares.watching():
             for batch, gradient in enumerate(gradients.hidden):
                 self._monitor.pulse()
-                hidden = inputs[_key(batch)].read().to(self._run.device)
+                hidden = inputs[batch_key(batch)].read().to(self._run.device)
                 call = states.calls[batch][index - states.first]
                 gradients.hidden[batch], of_sides = squares.pull_back(
                     block, call, hidden, gradient, batch=batch, sides=handed[batch]
@@ -317,18 +309,30 @@ class _ReversePass:
                 gradients.sides[batch] = [total.added(new) for total, new in zip(totals, of_sides, strict=True)]
         self._save_sensitivities(names, squares, tokens)
 
-    def _reach_embeddings(self) -> None:
-        """Propagate the gradients from the input of the first block to the token embedding."""
-        run = self._run
-        blocks = run.architecture.blocks_of(self._lists[0])
-        gradients, tokens = self._gradients(0, [()] * len(self._batches))
-        squares = self._squares(self._embeddings)
-        with loaded_surroundings(run, head=False) as model:
+    def _reach_start(self) -> None:
+        """Propagate the gradients from the input of the first block to the token embedding and the tower."""
+        run, first = self._run, self._lists[0]
+        blocks = run.architecture.blocks_of(first)
+        gradients, tokens = self._gradients(first.first, [()] * len(self._batches))
+        added = {index: self._gradients(index, [], of="added")[0] for index in self._cache.indices("added")}
+        squares = self._squares([*self._tower, *self._embeddings])
+        with loaded_surroundings(run, first, head=False) as model:
             for number, batch in enumerate(self._batches):
                 self._monitor.pulse()
-                before = functools.partial(run_before, model, blocks, batch)
-                squares.pull_to_start(before, gradients.hidden[number], batch=number)
-        self._save_sensitivities(self._embeddings, squares, tokens)
+                before = functools.partial(self._before, model, blocks, batch, [*added])
+                reached = [gradients.hidden[number], *(found.hidden[number] for found in added.values())]
+                squares.pull_to_start(before, reached, batch=number)
+        self._save_sensitivities([*self._tower, *self._embeddings], squares, tokens)
+
+    def _before(
+        self, model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping[str, Tensor], added: Sequence[int]
+    ) -> list[Tensor]:
+        """Return the input of the first block, and what the model adds to the outputs of some blocks."""
+        if not added:
+            return [run_before(model, blocks, batch)]
+        first = self._lists[0].first
+        inputs = added_by_model(model, blocks, batch)
+        return [inputs[0], *(inputs[index - first + 1] for index in added)]
 
     def _save_sensitivities(self, names: Sequence[str], squares: SquaredGradients, tokens: int) -> None:
         diagonals = {name: squares.total(name) / tokens for name in names}
@@ -341,42 +345,15 @@ class _ReversePass:
         widths = {name: architecture.outputs(name) for name in names}
         return SquaredGradients(layers=layers, widths=widths)
 
-    def _save_gradients(self, gradients: _Gradients, place: int, *, tokens: int) -> None:
-        sides = {
-            _side_key(batch, side): gradient
-            for batch, found in enumerate(gradients.sides)
-            for side, gradient in enumerate(found)
-        }
-        of_hidden = {_key(batch): gradient for batch, gradient in enumerate(gradients.hidden)}
-        scaled = {**of_hidden, **sides}
-        self._cache.save(
-            "gradients",
-            place,
-            {
-                "tokens": torch.tensor(tokens),
-                **{f"{key}.exponent": torch.tensor(gradient.exponent) for key, gradient in scaled.items()},
-                **{key: gradient.values for key, gradient in scaled.items()},
-            },
-        )
+    def _save_gradients(self, gradients: Gradients, place: int, *, tokens: int, of: StateKind = "gradients") -> None:
+        self._cache.save(of, place, gradient_tensors(gradients, tokens))
 
-    def _gradients(self, place: int, handed: Sequence[Sequence[Tensor]]) -> tuple[_Gradients, int]:
+    def _gradients(
+        self, place: int, handed: Sequence[Sequence[Tensor]], *, of: StateKind = "gradients"
+    ) -> tuple[Gradients, int]:
         """Return the gradients stored at a place, and the number of tokens."""
-        entries = self._cache.entries("gradients", place)
-        hidden = [self._gradient(entries, _key(batch)) for batch in range(len(self._batches))]
-        sides = [
-            [
-                self._gradient(entries, _side_key(batch, side))
-                if _side_key(batch, side) in entries
-                else ScaledGradient(values=torch.zeros_like(tensor), exponent=0)
-                for side, tensor in enumerate(tensors)
-            ]
-            for batch, tensors in enumerate(handed)
-        ]
-        return _Gradients(hidden=hidden, sides=sides), int(entries["tokens"].read())
-
-    def _gradient(self, entries: dict[str, TensorEntry], key: str) -> ScaledGradient:
-        exponent = int(entries[f"{key}.exponent"].read())
-        return ScaledGradient(values=entries[key].read().to(self._run.device), exponent=exponent)
+        entries = self._cache.entries(of, place)
+        return read_gradients(entries, len(self._batches), handed, self._run.device), int(entries["tokens"].read())
 
     @property
     def _total(self) -> int:
@@ -388,13 +365,5 @@ class _ReversePass:
         return (self._blocks + 1 + _BACKWARD_COST * (self._blocks - position)) / self._total
 
 
-def _key(batch: int) -> str:
-    return f"batch.{batch:05}"
-
-
-def _side_key(batch: int, side: int) -> str:
-    return f"side.{batch:05}.{side}"
-
-
 def _by_batch(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-    return {_key(batch): tensor for batch, tensor in enumerate(tensors)}
+    return {batch_key(batch): tensor for batch, tensor in enumerate(tensors)}

@@ -172,11 +172,11 @@ def _lookup_weights(
 def _is_looked_up(run: Run, embedding: str, inputs: CalibrationInputs) -> bool:
     """Return whether the model calls its embedding before its blocks."""
     called = []
-    blocks = run.architecture.blocks_of(run.architecture.lists[0])
-    with loaded_surroundings(run, head=False) as model, torch.no_grad():
+    first = run.architecture.language_lists[0]
+    with loaded_surroundings(run, first, head=False) as model, torch.no_grad():
         handle = model.get_submodule(embedding).register_forward_hook(lambda *_: called.append(True))
         try:
-            run_before(model, blocks, next(split_inputs(run, inputs[:1])))
+            run_before(model, run.architecture.blocks_of(first), next(split_inputs(run, inputs[:1])))
         finally:
             handle.remove()
     return bool(called)

@@ -150,6 +150,49 @@
     });
   }
 
+  function expertMap(data, width) {
+    const rows = data.rows;
+    const blocks = [...new Set(rows.map((row) => row.block))];
+    const experts = [...new Set(rows.map((row) => row.expert))].sort((one, other) => one - other);
+    const cell = (width - 70) / blocks.length;
+    const height = Math.max(5, Math.min(26, 900 / experts.length));
+    const measure = measureOf(data, measureFor(data));
+    // Parts of a block's tokens are small where there are many experts.
+    if (measureFor(data) === "share") {
+      const most = Math.max(...rows.map((row) => row.share)) || 1;
+      measure.color.domain = [0, most];
+      measure.ink = (row) => (row.share > 0.55 * most ? "#000" : "#fff");
+    }
+    return Plot.plot({
+      ...common(data, width),
+      marginLeft: 50,
+      marginTop: 46,
+      marginBottom: 4,
+      height: 52 + height * experts.length,
+      x: { domain: blocks, axis: "top", label: "block →", ticks: blocks.filter((_, at) => cell > 22 || at % 4 === 0), tickSize: 0, labelOffset: 42 },
+      y: { domain: experts, label: "expert", ticks: experts.filter((_, at) => height > 12 || at % 8 === 0), tickSize: 0 },
+      color: { ...measure.color, legend: true, marginLeft: 6, marginRight: 10, label: measure.label },
+      marks: [
+        Plot.cell(rows, { x: "block", y: "expert", fill: measure.value, stroke: "currentColor", strokeOpacity: 0.25, inset: height > 12 ? 1 : 0 }),
+        cell >= 40 && height >= 16
+          ? Plot.text(rows, { x: "block", y: "expert", text: measure.text, fill: measure.ink, pointerEvents: "none" })
+          : null,
+        Plot.tip(rows, Plot.pointer({
+          x: "block",
+          y: "expert",
+          title: (row) =>
+            [
+              `block ${row.block}, expert ${row.expert}`,
+              `${d3.format(",")(row.routed_tokens)} calibration tokens, ${percent(row.share)} of the block's`,
+              `${percent(row.kept_fraction)} kept, ${short(row.bits_per_weight)} bits per weight`,
+              `error ${short(row.error)}`,
+              ...(row.loss === null ? [] : [`predicted increase of the loss ${short(row.loss)}`]),
+            ].join("\n"),
+        })),
+      ],
+    });
+  }
+
   function kindScale(rows) {
     const found = KINDS.filter((kind) => rows.some((row) => row.kind === kind));
     return {
@@ -350,6 +393,7 @@
 
   const DRAWN = {
     "allocation-map": allocationMap,
+    "expert-map": expertMap,
     "errors-by-size": errorsBySize,
     "predicted-and-achieved": predictedAndAchieved,
     "stage-times": stageTimes,

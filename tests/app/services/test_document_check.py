@@ -66,3 +66,9 @@ def test_an_invalid_json_line_is_still_reported_as_such():
     for line in (b'{"text": "' + b"a" * 10**6, b'{"text": "' + b"a" * 10**6 + b"\\", b"\\" * 1000):
         with pytest.raises(CalibrationError, match="not valid JSON"):
             check(line)
+
+
+def test_a_line_that_names_an_image_is_refused():
+    lines = b'{"text": "a", "image": null}\n{"text": "b", "image": "1.png"}\n'
+    with pytest.raises(CalibrationError, match="line 2 names an image, and an upload holds no images"):
+        list(DocumentCheck(".jsonl").passing([lines]))

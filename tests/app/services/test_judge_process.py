@@ -60,8 +60,8 @@ def children_of(server):
 
 
 def test_a_request_is_judged_in_a_process_that_ends(judges):
-    assert judges.admit("one", REQUEST, NO_LIMITS) is None
-    assert judges.estimate("one", REQUEST, NO_LIMITS).parameters > 0
+    assert judges.admit("one", REQUEST, NO_LIMITS) == ()
+    assert judges.estimate("one", REQUEST, NO_LIMITS).figures.parameters > 0
     end = time.monotonic() + 20
     while children_of(admission._processes) and time.monotonic() < end:
         time.sleep(0.02)
@@ -139,7 +139,7 @@ def test_a_compromised_process_finds_no_secret(settings, hostile, monkeypatch):
 def test_files_that_need_too_much_memory_are_refused(judges, hostile, settings):
     hostile("has_little_memory")
     folder = save_llama(settings.models_folder / "large")
-    assert judges.admit("one", REQUEST.model_copy(update={"model_id": "local/large"}), NO_LIMITS) is None
+    assert judges.admit("one", REQUEST.model_copy(update={"model_id": "local/large"}), NO_LIMITS) == ()
     header = b'{"__metadata__": [' + b",".join([b"[]"] * 7_000_000) + b"]}"
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     with pytest.raises(UnsupportedArchitectureError, match="too much memory"):
@@ -184,12 +184,12 @@ def test_a_tenant_cannot_take_every_place(judges, hostile, monkeypatch):
         time.sleep(0.02)
     # While three processes hang, another tenant is served.
     monkeypatch.setattr(admission, "_processes", kept)
-    assert judges.admit("other", REQUEST, NO_LIMITS) is None
+    assert judges.admit("other", REQUEST, NO_LIMITS) == ()
     for thread in threads:
         thread.join()
     assert sorted(kind.__name__ for kind in ends) == ["RateLimitedError"] * 27 + ["UnsupportedArchitectureError"] * 3
     # All places are free again.
-    assert judges.admit("greedy", REQUEST, NO_LIMITS) is None
+    assert judges.admit("greedy", REQUEST, NO_LIMITS) == ()
 
 
 @pytest.mark.parametrize("code", sorted(_KINDS))

@@ -6,7 +6,8 @@ import torch
 from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups
 from rocket_core.errors import NonFiniteCalibrationError
 from rocket_core.models.architecture import build_architecture, oriented_weight
-from rocket_core.models.block_calls import Activations, BlockCall, record_block_inputs, stand_ins
+from rocket_core.models.block_calls import Activations, record_block_inputs, stand_ins
+from rocket_core.models.recorded_call import BlockCall
 from tests.reference.tiny_models import ALL_FAMILIES, FAMILIES, VOCAB_SIZE, tiny_inputs
 
 # Input groups of the first and the last block.

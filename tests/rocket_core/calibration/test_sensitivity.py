@@ -7,7 +7,8 @@ from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.calibration.sensitivity import Sensitivity, SquaredGradients, natural_loss, output_gradient
 from rocket_core.calibration.token_loss import TextLoss
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
-from rocket_core.models.block_calls import Activations, BlockCall
+from rocket_core.models.block_calls import Activations
+from rocket_core.models.recorded_call import BlockCall
 from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE
 
 CALL = BlockCall(args=(), kwargs={})

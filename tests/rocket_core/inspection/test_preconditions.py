@@ -181,6 +181,12 @@ def test_it_accepts_what_only_looks_odd(fields, tmp_path):
     assert verdict(inspect, tmp_path, 0.3) is None
 
 
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_several_models_in_one_are_refused_with_the_part_to_take(family):
+    with pytest.raises(UnsupportedArchitectureError, match="of which one can be compressed: the thinker"):
+        check_config({"model_type": family}, "m")
+
+
 def test_unsupported_families_exist_in_transformers():
     assert set(CONFIG_MAPPING_NAMES) >= UNSUPPORTED
 

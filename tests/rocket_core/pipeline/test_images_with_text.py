@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, Cache
 
 from rocket_core.checkpoint import find_model
 from rocket_core.errors import CalibrationError, CheckpointFormatError
@@ -17,8 +17,8 @@ from tests.reference.tiny_vision import save_tiny_processor, save_tiny_vision
 from tests.sampling import sweep
 
 # DeepStack and positions of three axes; attention in both directions.
-KEPT = ["qwen3_vl", "gemma3"]
-FAMILIES = sweep(KEPT, soak=["qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "llava", "idefics3"])
+KEPT = ["qwen3_vl", "gemma3", "llava", "qwen2_5_vl", "qwen3_vl_moe"]
+FAMILIES = sweep(KEPT, soak=["qwen2_vl", "idefics3"])
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +72,12 @@ def test_the_walk_matches_the_whole_model(family, folder, images, settings):
         for batch in inputs.batches(1, torch.device("cpu"), torch.float32):
             whole(**batch)
     assert len(seen) == 7
+    calls = [call for calls in walk._states.calls for call in calls]
+    assert not any(isinstance(value, Cache) for call in calls for value in (*call.args, *call.kwargs.values()))
     for found, expected in zip(walk._states.hidden, seen, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     if family.startswith("qwen3_vl"):
-        assert sum(added is not None for call in walk._states.added for added in call) == 6 * 2
+        assert sum(added is not None for call in walk._states.added for added in call) == 6 * min(2, blocks.length - 1)
 
 
 @pytest.mark.parametrize("family", KEPT)
@@ -105,7 +107,7 @@ def test_another_image_of_the_same_name_is_other_data(folder, images, settings):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"image": "none.png", "text": "a"}, r"line 2 names the image 'none.png', and .* does not exist"),
+        ({"image": "none.png", "text": "a"}, r"line 2 names the image 'none.png', which does not exist"),
         ({"image": "../out.png", "text": "a"}, r"line 2 names the image '../out.png', which is not in the folder"),
         ({"image": 3, "text": "a"}, r'line 2: "image" is not the path of a file'),
         ({"image": "below/0.png"}, r'line 2 has no string "text"'),
@@ -119,7 +121,7 @@ def test_a_bad_line_is_named_by_its_number(line, message, folder, images, settin
 
 
 def test_an_image_that_cannot_be_read_is_named(folder, images, settings):
-    (images.parent / "below" / "2.png").write_bytes(b"no image")
+    (images.parent / "below" / "2.png").write_bytes(b"\x89PNG, damaged")
     with pytest.raises(CalibrationError, match=r"2\.png cannot be read as an image"):
         _tokens(folder("llava"), settings(calibration=on(images)))
 
@@ -130,7 +132,7 @@ def test_an_image_longer_than_a_sample_is_refused(folder, images, settings):
 
 
 def test_a_model_of_text_alone_refuses_images(model_folder, images, settings):
-    with pytest.raises(CalibrationError, match=r"line 1 names an image, and LlamaForCausalLM reads no images"):
+    with pytest.raises(CalibrationError, match=r"line 1 names an image, and llama reads no images"):
         prepare_run(find_model(str(model_folder("llama"))), settings(calibration=on(images)))
 
 

@@ -1,11 +1,11 @@
-"""Models that read text and images, calibrated on text: from the checkpoint to the artifacts and back."""
+"""Models that read text with images or audio, calibrated on text: from the checkpoint to the artifacts and back."""
 
 import json
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq
 
 from rocket_core.checkpoint import find_model
 from rocket_core.errors import CompressionCancelledError
@@ -15,13 +15,19 @@ from rocket_core.pipeline import compress
 from rocket_core.pipeline.block_walk import BlockWalk, loaded_surroundings
 from rocket_core.pipeline.preflight import prepare_run
 from tests.reference.tiny_mixtures import inputs
+from tests.reference.tiny_speech import SPEECH, save_tiny_speech
 from tests.reference.tiny_vision import VISION, save_tiny_vision
 from tests.sampling import sweep
 
 RATIO = 0.3
-KEPT = ["qwen2_vl", "qwen3_vl", "gemma3", "smolvlm"]
-FAMILIES = sweep(KEPT, soak=[family for family in VISION if family not in KEPT])
-LAYERS_OF_A_BLOCK = {"qwen3_vl_moe": 4 + 3 * 4, "llama4": 4 + 3 * 4 + 3}
+MODELS = VISION | SPEECH
+KEPT = ["qwen2_vl", "qwen3_vl", "gemma3", "smolvlm", "qwen2_audio", "qwen3_omni_moe_thinker", "vibevoice"]
+FAMILIES = sweep(KEPT, soak=[family for family in MODELS if family not in KEPT])
+LAYERS_OF_A_BLOCK = {"qwen3_vl_moe": 4 + 3 * 4, "llama4": 4 + 3 * 4 + 3, "qwen3_omni_moe_thinker": 4 + 3 * 4}
+CLASSES = dict.fromkeys(SPEECH, AutoModelForMultimodalLM) | {
+    "vibevoice": AutoModelForSpeechSeq2Seq,
+    "qwen3_omni_moe_thinker": AutoModelForImageTextToText,
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +37,8 @@ def folder(tmp_path_factory):
 
     def make(family):
         if family not in made:
-            made[family] = save_tiny_vision(family, tmp_path_factory.mktemp("vision") / family)
+            save = save_tiny_vision if family in VISION else save_tiny_speech
+            made[family] = save(family, tmp_path_factory.mktemp("vision") / family)
         return made[family]
 
     return make
@@ -52,7 +59,9 @@ def compressed(tmp_path_factory, folder, settings):
 
 
 def load(path, **options):
-    return AutoModelForImageTextToText.from_pretrained(path, **options)
+    # The name of the folder, or of that which contains the artifacts.
+    family = next(name for name in (path.name, path.parent.name) if name in MODELS)
+    return CLASSES.get(family, AutoModelForImageTextToText).from_pretrained(path, **options)
 
 
 @torch.no_grad()
@@ -80,14 +89,14 @@ def factors_of(stored, report):
 class TestEveryFamily:
     def test_the_blocks_of_the_decoder_are_compressed(self, family, compressed, folder):
         _, report = compressed(family)
-        model = VISION[family]()
+        model = MODELS[family]()
         prefix = "language_model.model.layers." if family == "llama4" else "text_model.layers."
         prefix = prefix if family in ("llama4", "idefics3", "smolvlm") else "language_model.layers."
         assert all(prefix in layer.name for layer in report.layers)
         blocks = model.config.get_text_config().num_hidden_layers
         assert len(report.layers) == blocks * LAYERS_OF_A_BLOCK.get(family, 7)
         assert not report.skipped
-        assert report.model_class == "AutoModelForImageTextToText"
+        assert report.model_class == CLASSES.get(family, AutoModelForImageTextToText).__name__
         kept = sum(layer.kept_parameters for layer in report.layers)
         assert kept <= report.allocation.budget <= (1 - RATIO) * sum(x.d_in * x.d_out for x in report.layers)
 
@@ -107,13 +116,14 @@ class TestEveryFamily:
         dense, source = (load_file(path / "model.safetensors") for path in (output / "dense", folder(family)))
         shapes = {key: (value.shape, value.dtype) for key, value in source.items()}
         assert {key: (value.shape, value.dtype) for key, value in dense.items()} == shapes
-        towers = [key for key in source if "vis" in key]
+        towers = [key for key in source if any(part in key for part in ("vis", "audio", "encoder"))]
         assert towers
         assert all(torch.equal(dense[key], source[key]) for key in towers)
         models = [load(output / kind) for kind in ("factored", "dense")]
         torch.testing.assert_close(*map(logits, models), rtol=1e-3, atol=1e-3)
-        tokens = [model.generate(inputs()[:1, :8], max_new_tokens=6, do_sample=False) for model in models]
-        assert torch.equal(*tokens)
+        if family != "vibevoice":  # It generates audio.
+            tokens = [model.generate(inputs()[:1, :8], max_new_tokens=6, do_sample=False) for model in models]
+            assert torch.equal(*tokens)
         files = [json.loads((path / "config.json").read_text()) for path in (output / "dense", folder(family))]
         assert files[0] == files[1]
 
@@ -142,15 +152,16 @@ class TestEveryFamily:
 
     def test_text_loads_one_module_of_the_tower_at_most(self, family, folder, settings):
         run = prepare_run(find_model(str(folder(family))), settings())
-        tower = run.architecture.tower
-        assert tower is not None
-        with loaded_surroundings(run, head=True) as model:
-            held = [name for name, value in model.get_submodule(tower).named_parameters() if not value.is_meta]
-            assert len({name.rpartition(".")[0] for name in held}) <= 1
+        towers = 2 if "omni" in family else 0 if family in ("granite_speech", "vibevoice_asr") else 1
+        assert len(run.idle) == towers
+        with loaded_surroundings(run, run.architecture.lists[-1], head=True) as model:
+            for tower in run.idle:
+                held = [name for name, value in model.get_submodule(tower).named_parameters() if not value.is_meta]
+                assert len({name.rpartition(".")[0] for name in held}) <= 1
             assert any(not parameter.is_meta for parameter in model.get_output_embeddings().parameters())
 
 
-@pytest.mark.parametrize("family", KEPT)
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "gemma3", "smolvlm", "vibevoice"])
 def test_a_stopped_run_ends_with_identical_bytes(family, tmp_path, folder, settings, compressed, fingerprint):
     config = settings(preset="fast", kinds=("factored",))
     for stop in ("layers.0.mlp.up_proj", "layers.1."):

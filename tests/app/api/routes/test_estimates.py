@@ -72,3 +72,35 @@ def test_availability_is_unknown_for_remote_workers(app, client):
 
     app.state.context.settings.__dict__["broker_url"] = SecretStr("redis://elsewhere")
     assert estimate(client)["available"] is None
+
+
+def test_little_selected_is_warned_of_by_estimate_and_job(client):
+    ignore = {"options": {"ignore": ["*.mlp.*"], "export": ["factored"]}}
+    told = estimate(client, **ignore)
+    assert told["selected_bytes"] == 4 * told["compressible_parameters"]
+    assert told["selected_bytes"] < told["stored_bytes"] / 2
+    assert "fewer ignored layers" in told["warnings"][0]
+    job = client.post("/jobs", json=BODY | ignore).json()
+    assert job["warnings"] == told["warnings"]
+    assert client.get(f"/jobs/{job['id']}").json()["warnings"] == told["warnings"]
+    assert client.post(f"/jobs/{job['id']}/cancel").status_code < 300
+    assert client.post(f"/jobs/{job['id']}/retry").json()["warnings"] == told["warnings"]
+    assert estimate(client)["warnings"] == []
+
+
+def test_images_of_calibration_data_are_judged_at_submission(client, settings):
+    folder = settings.datasets_folder
+    folder.mkdir(exist_ok=True)
+    (folder / "captions.jsonl").write_text('{"image": "1.png", "text": "a"}\n')
+    body = BODY | {"calibration": {"dataset": "local/captions.jsonl"}}
+    for _ in range(2):
+        answer = client.post("/jobs", json=body)
+        assert answer.status_code == 422
+        assert answer.json()["code"] == "calibration_failed"
+        assert str(folder) not in answer.text
+        if "1.png" in answer.text:
+            assert "does not exist" in answer.text
+        (folder / "1.png").write_bytes(b"\x89PNG")
+    assert "reads no images with text" in answer.text
+    answer = client.post("/jobs", json=BODY | {"options": {"include": ["vision"], "export": ["factored"]}})
+    assert "has no tower that encodes images" in answer.text

@@ -270,9 +270,9 @@ def test_killed_at_any_file_it_resumes_to_the_same_bytes(four_layers, open_work,
 def record_loads(patch, loader):
     loads, load = [], loader.load
 
-    def recording(names):
+    def recording(names, **options):
         loads.append(names)
-        load(names)
+        load(names, **options)
 
     patch.setattr(loader, "load", recording)
     return loads

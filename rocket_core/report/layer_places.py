@@ -1,0 +1,44 @@
+"""Block and projection of layers, from their names. Loads no torch."""
+
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+
+from rocket_core.schema import FrozenModel
+
+_NUMBER = re.compile(r"\d+")
+
+
+class Place(FrozenModel):
+    """Where a layer is in its model."""
+
+    block: str
+    """number of its block, after the list if there are several; empty for a layer in no block."""
+    projection: str
+    """the rest of its name."""
+
+
+def places_of(names: Sequence[str]) -> list[Place]:
+    """Return the block and the projection of each layer: the parts of its name before and after the first number."""
+    split = [_split(name) for name in names]
+    lists = {head for head, number, _ in split if number}
+    # With one list of blocks the number suffices; with several (an encoder and a decoder) add the part that differs.
+    parts = [head.split(".") for head in lists]
+    common = len(list(takewhile(lambda at: len(set(at)) == 1, zip(*parts, strict=False)))) if len(lists) > 1 else 0
+    return [
+        Place(
+            block=number
+            if len(lists) == 1 or not number
+            else f"{(head.split('.')[common:] or [''])[0]} {number}".strip(),
+            projection=rest or name,
+        )
+        for name, (head, number, rest) in zip(names, split, strict=True)
+    ]
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    parts = name.split(".")
+    at = next((index for index, part in enumerate(parts) if _NUMBER.fullmatch(part)), None)
+    if at is None:
+        return "", "", name
+    return ".".join(parts[:at]), parts[at], ".".join(parts[at + 1 :])
