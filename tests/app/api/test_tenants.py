@@ -76,7 +76,9 @@ def filled(path, job_id, profile_id):
 
 def body_of(path):
     """Return the body for an endpoint that checks it before it looks for the object."""
-    return {"json": {"ratio": 0.1}} if path.endswith("/allocations") else {}
+    bodies = {"allocations": {"ratio": 0.1}, "healings": {"tokens": 5}}
+    body = bodies.get(path.rpartition("/")[2])
+    return {} if body is None else {"json": body}
 
 
 def test_no_endpoint_shows_or_changes_data_of_other_tenants(app, client, jobs_of_alice, profile_of_alice, alice, bob):
