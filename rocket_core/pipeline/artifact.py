@@ -95,12 +95,13 @@ def check_original(report: CompressionReport | None, original: ModelSource) -> N
     Raises:
         InvalidConfigError: the weights differ.
     """
-    if report is None:
+    if report is None or report.revision is None:
         return
-    hub_and_folder = (original.commit is None) != (not (report.revision or "").startswith("sha256:"))
-    found = original.revision(open_checkpoint(original.folder))
-    if report.revision is not None and found != report.revision and not hub_and_folder:
+    # A commit says nothing about a folder, nor the hash of its weights about a commit.
+    can_compare = report.revision.startswith("sha256:") == (original.commit is None)
+    found = original.revision(open_checkpoint(original.folder)) if can_compare else report.revision
+    if found != report.revision:
         raise InvalidConfigError(
             f"{original.name} (revision {found}) is not the model that the artifact was made from, {report.model} "
-            f"(revision {report.revision}); name that one with --model"
+            f"(revision {report.revision}); name that one as the original (`rocket heal` takes --model)"
         )
