@@ -1,4 +1,4 @@
-"""Methods of the clients for what a tenant has other than jobs: texts, models, webhooks."""
+"""Methods of the clients for uploaded texts and models, and for webhooks."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Requests for what a tenant has other than jobs: models to upload, webhooks."""
+"""Requests for models to upload, and for webhooks."""
 
 from typing import Annotated, Literal, get_args
 
