@@ -342,10 +342,11 @@ class MethodOptions(FrozenModel):
     include: tuple[Included, ...] | None = None
     """what is compressed in addition to the layers in the blocks of the language model: `embeddings` for the token
     embedding and the head, tied or not, which are quantized; `vision` for the layers in the blocks of the tower that
-    encodes images, which needs calibration data with an image in every line. `[]` is nothing. Unless it is `[]`,
-    embeddings are included where the target is a size; a ratio is one of the layers in blocks, unless embeddings are
-    named here. Never where the budget counts parameters. They are profiled either way if a profile counts bytes, which
-    costs about as much as one more layer in a block for each.
+    encodes images, which needs calibration data with an image in every line; `[]` is nothing. By default, and unless
+    it is `[]`, embeddings are included where the target is a size; a ratio is one of the layers in blocks, unless
+    embeddings are named here. Never where the budget counts parameters. Embedding and head are profiled either way if a
+    profile counts bytes, which costs about as much as one more layer in a block for each; a tower costs as much as
+    blocks of a language model with as many tokens.
     """
     export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ROCKET.exports
     """artifacts to write: `factored` (every layer as it is stored), `dense` (stock names and shapes, as large as the

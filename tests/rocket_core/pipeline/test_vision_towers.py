@@ -193,7 +193,7 @@ def sequential(tmp_path_factory, folder, vision):
     return folder("qwen3_vl"), config, output, report, steps
 
 
-def test_the_decoder_is_compressed_for_what_the_compressed_tower_shows(sequential):
+def test_the_decoder_is_compressed_for_a_compressed_tower(sequential):
     model, config, output, report, _ = sequential
     _, inputs = opened(model, config)
     name = "model.language_model.layers.0.self_attn.q_proj"
