@@ -25,6 +25,7 @@ from rocket_core.code_format import CodeFormat
 from rocket_core.hf import attach_factors
 from rocket_core.layers import QuantizedLinear
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
+from rocket_core.system.devices import multiplies_bfloat16
 
 WHOLE = 2**20
 FORMATS = {
@@ -118,7 +119,9 @@ def measure(model: LlamaForCausalLM, tokens: int, prompt: int, clock: Callable[[
 
 
 def print_table(models: dict[str, LlamaForCausalLM], rounds: dict[str, list[Figures]]) -> None:
-    """Print medians in Markdown."""
+    """Print the instruction set that torch's kernels use, and medians in Markdown."""
+    native = "" if multiplies_bfloat16() else "no "
+    print(f"{torch.backends.cpu.get_cpu_capability()}, {native}instructions for bfloat16\n")
     base = rounds[BASELINE]
     print("| blocks | memory | speed | with the head | prompt | tokens per second |\n|---|---|---|---|---|---|")
     for name, figures in rounds.items():

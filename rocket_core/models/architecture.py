@@ -189,7 +189,7 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
             f"{type(model).__name__} has no nn.Linear or Conv1D layer in {lists[0].name} that could be compressed"
         )
     reads_text = model.main_input_name == "input_ids" and len(lists) == 1
-    tables, others = find_tables(model, predicts=is_causal(config)) if reads_text else ((), {})
+    tables, others = find_tables(model, predicts=is_causal(config), one_list=reads_text)
     tower = find_tower(model) if has_tower else None
     return Architecture(model=model, lists=lists, layers=layers, tables=tables, other_tables=others, tower=tower)
 
