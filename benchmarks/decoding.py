@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4, help="tokens to decode in each round")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompt, read in every third round")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--formats", choices=list(FORMATS), nargs="+", default=list(FORMATS), help="by default all")
     parser.add_argument(
         "--cpu-time", action="store_true", help="measure time on the CPU, which other processes change less"
     )
@@ -150,8 +151,8 @@ def main() -> None:
     torch.set_num_threads(1)
     models = {BASELINE: dense_model(options.blocks, torch.bfloat16, options.vocabulary)}
     models["dense float32"] = dense_model(options.blocks, torch.float32, options.vocabulary)
-    for name, code_format in FORMATS.items():
-        models[name] = quantize(dense_model(options.blocks, torch.bfloat16, 8), code_format)
+    for name in options.formats:
+        models[name] = quantize(dense_model(options.blocks, torch.bfloat16, 8), FORMATS[name])
         models[name].model.embed_tokens = models[BASELINE].model.embed_tokens
         models[name].lm_head = models[BASELINE].lm_head
         assert all(layer.tabulated for layer in models[name].modules() if isinstance(layer, QuantizedLinear)), (
