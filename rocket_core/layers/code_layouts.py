@@ -26,7 +26,7 @@ def layout_of(shape: tuple[int, int], code_format: CodeFormat, dtype: torch.dtyp
 
 
 def multiply(layout: CodeLayout, rows: Tensor, table: Tensor, scales: Tensor) -> Tensor:
-    """Return `rows @ W̃` in float32, as one operation for `torch.compile`."""
+    """Return `rows @ W̃`, as one operation for `torch.compile`."""
     if torch.compiler.is_compiling():
         product: Tensor = multiply_codes(rows, table, scales, [_KINDS.index(type(layout)), *layout.numbers])
         return product
@@ -42,5 +42,6 @@ def multiply_codes(rows: Tensor, table: Tensor, scales: Tensor, layout: list[int
 
 @multiply_codes.register_fake
 def _product_of_codes(rows: Tensor, _table: Tensor, _scales: Tensor, layout: list[int]) -> Tensor:
-    _, _, d_out, *_ = layout
-    return rows.new_empty(rows.shape[0], d_out, dtype=torch.float32)
+    kind, _, d_out, *_ = layout
+    dtype = torch.float32 if _KINDS[kind] is TableLayout else rows.dtype
+    return rows.new_empty(rows.shape[0], d_out, dtype=dtype)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from jaxtyping import BFloat16, Float32, Int8, UInt8
+from jaxtyping import BFloat16, Int8, UInt8
 from torch import Tensor
 
 from rocket_core.code_format import CodeFormat
@@ -108,8 +108,8 @@ class Int4Layout:
         rows: BFloat16[Tensor, "n d_in"],
         table: UInt8[Tensor, "outputs bytes"],
         scales: BFloat16[Tensor, "groups outputs two"],
-    ) -> Float32[Tensor, "n d_out"]:
-        """Return `rows @ W̃`, rounded to bfloat16.
+    ) -> BFloat16[Tensor, "n d_out"]:
+        """Return `rows @ W̃`.
 
         A few rows are multiplied with the codes, more of them with the weight, of which a part is decoded at a time.
         """
@@ -117,7 +117,7 @@ class Int4Layout:
             product = torch._weight_int4pack_mm_for_cpu(rows.contiguous(), table, self.group_size, scales)
         else:
             product = self._multiply_decoded(rows, table, scales)
-        return product[:, : self.d_out].float()
+        return product[:, : self.d_out]
 
     def _multiply_decoded(self, rows: Tensor, table: Tensor, scales: Tensor) -> Tensor:
         dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
