@@ -123,13 +123,13 @@ class Int4Layout:
         dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
         rows = rows.to(dtype)
         products = rows.new_empty(len(rows), self._filled)
-        by_block = scales[:, None, :, 0].unflatten(2, (-1, self.block)).to(dtype)
+        by_block = scales[..., 0].view(self._groups, 1, -1, self.block).to(dtype)
         size = max(1, _DECODED_BYTES // (dtype.itemsize * self.d_in * self.block))
         for blocks in (slice(first, first + size) for first in range(0, by_block.shape[2], size)):
             outputs = slice(blocks.start * self.block, blocks.stop * self.block)
             codes = self._unpack(table[outputs])
             weight = rows.new_empty(self.d_in, len(codes), self.block).copy_(codes.transpose(0, 1))
-            weight.unflatten(0, (self._groups, self.group_size)).mul_(by_block[:, :, blocks])
+            weight.view(self._groups, self.group_size, -1, self.block).mul_(by_block[:, :, blocks])
             torch.mm(rows, weight.flatten(1), out=products[:, outputs])
         return products.bfloat16()
 

@@ -180,7 +180,7 @@ class QuantizedLinear(StoredLinear):
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         # What bytes mean to a kernel depends on the CPU.
         if self._layout not in (None, layout_of(self._shape, self.code_format, self.dtype)):
             raise RocketError(
