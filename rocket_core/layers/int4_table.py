@@ -3,6 +3,9 @@
 The kernel reads each code once, multiplies it with its scale and adds up in float32. It is faster than the kernels of
 `TableLayout`, but reads scales in bfloat16 only, for groups of 32 inputs at least. So a scale is rounded once, by at
 most 2^-8 of it, which is also the most by which rounding to bfloat16 changes an entry of the dense weight.
+
+Codes of more than 4 bits are `16 h + l`, with h and l of 4 bits. They are a layer with twice as many inputs, each given
+twice, whose scales are `16 s` for h and `s` for l.
 """
 
 import sys
@@ -17,14 +20,15 @@ from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.integer_codes import Scales
 from rocket_core.system.devices import multiplies_bfloat16
 
-# Codes of 2 bits take less memory in the other tables.
-_BITS = (3, 4)
+_KERNEL_BITS = 4
 # What the kernel subtracts from the codes that it reads.
-_HALF = 8
+_HALF = 1 << (_KERNEL_BITS - 1)
 _GROUPS = (256, 128, 64, 32)
+# Codes in two parts have two scales, so that smaller groups take more memory than in the other tables.
+_LEAST_GROUP_OF_TWO = 64
 # Outputs that the kernel computes at a time, by instruction set; without these it has no vector code.
 _BLOCKS = {"AVX2": 32, "AVX512": 64}
-# With more rows of input it is faster to multiply with the decoded weight.
+# With more rows of input, counted once for each part, it is faster to multiply with the decoded weight.
 _MOST_ROWS = 64
 # Outputs that are packed at a time, from integers of 4 bytes.
 _PACKED_OUTPUTS = 1024
@@ -52,6 +56,7 @@ class Int4Layout:
         d_out: outputs.
         group_size: inputs that share a scale in the kernel.
         repeats: groups of the kernel that share a scale of the layer.
+        parts: parts of a code: 1 if it has at most 4 bits, else 2.
         block: outputs of a block.
     """
 
@@ -59,6 +64,7 @@ class Int4Layout:
     d_out: int
     group_size: int
     repeats: int
+    parts: int
     block: int
 
     @classmethod
@@ -67,27 +73,32 @@ class Int4Layout:
         d_in, d_out = shape
         block, shared = kernel_outputs(), min(code_format.group_size, d_in)
         sizes = [size for size in _GROUPS if shared % size == 0 and d_in % size == 0]
-        if block is None or dtype != torch.bfloat16 or code_format.bits not in _BITS or not sizes:
+        # Codes of 2 bits take less memory in the other tables.
+        if block is None or dtype != torch.bfloat16 or code_format.bits == _KERNEL_BITS // 2 or not sizes:
             return None
-        return cls(d_in, d_out, sizes[0], shared // sizes[0], block)
+        parts = -(-code_format.bits // _KERNEL_BITS)
+        if parts > 1 and (block < _BLOCKS["AVX512"] or sizes[0] < _LEAST_GROUP_OF_TWO):
+            return None
+        return cls(d_in, d_out, sizes[0], shared // sizes[0], parts, block)
 
     @property
     def numbers(self) -> list[int]:
         """The attributes, in order."""
-        return [self.d_in, self.d_out, self.group_size, self.repeats, self.block]
+        return [self.d_in, self.d_out, self.group_size, self.repeats, self.parts, self.block]
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of a table and of its scales, which come with zero points."""
-        return self._filled * (self.d_in // 2 + self._groups * 2 * torch.bfloat16.itemsize)
+        return self._filled * self.parts * (self.d_in // 2 + self._groups * 2 * torch.bfloat16.itemsize)
 
     def fill(self, codes: Int8[Tensor, "d_in d_out"]) -> UInt8[Tensor, "outputs bytes"]:
         """Return the table of codes, in new memory."""
+        parts = codes if self.parts == 1 else torch.cat([codes >> _KERNEL_BITS, (codes & 15) - _HALF])
         packed = []
         for first in range(0, self._filled, _PACKED_OUTPUTS):
             outputs = min(_PACKED_OUTPUTS, self._filled - first)
-            unsigned = torch.full((outputs, self.d_in), _HALF, dtype=torch.int32, device=codes.device)
-            given = codes[:, first : first + outputs].T
+            unsigned = torch.full((outputs, len(parts)), _HALF, dtype=torch.int32, device=codes.device)
+            given = parts[:, first : first + outputs].T
             unsigned[: len(given)] += given
             packed.append(torch._convert_weight_to_int4pack_for_cpu(unsigned, 1))
         return torch.cat(packed)
@@ -97,11 +108,15 @@ class Int4Layout:
         return self._unpack(table).transpose(0, 1).flatten(1)[:, : self.d_out].contiguous()
 
     def scales(self, scales: Scales) -> BFloat16[Tensor, "groups outputs two"]:
-        """Return scale and zero point, 0, of every group of the kernel; scales of outputs that fill up are zero."""
+        """Return scale and zero point of every group of the kernel; those of outputs that fill up are zero."""
         values = scales.values(torch.float32).repeat_interleave(self.repeats, dim=0)
-        both = values.new_zeros(self._groups, self._filled, 2, dtype=torch.bfloat16)
-        both[:, : self.d_out, 0] = values[: self._groups]
-        return both
+        both = values.new_zeros(self.parts, self._groups, self._filled, 2, dtype=torch.bfloat16)
+        both[-1, :, : self.d_out, 0] = values[: self._groups]
+        if self.parts > 1:
+            # Powers of two round nothing. The lower part has no sign, so that what the kernel subtracts is added again.
+            both[0] = 2**_KERNEL_BITS * both[-1]
+            both[-1, ..., 1] = _HALF * both[-1, ..., 0]
+        return both.flatten(0, 1)
 
     def multiply(
         self,
@@ -113,8 +128,9 @@ class Int4Layout:
 
         A few rows are multiplied with the codes, more of them with the weight, of which a part is decoded at a time.
         """
-        if len(rows) <= _MOST_ROWS:
-            product = torch._weight_int4pack_mm_for_cpu(rows.contiguous(), table, self.group_size, scales)
+        if self.parts * len(rows) <= _MOST_ROWS:
+            given = rows.contiguous() if self.parts == 1 else rows.repeat(1, self.parts)
+            product = torch._weight_int4pack_mm_for_cpu(given, table, self.group_size, scales)
         else:
             product = self._multiply_decoded(rows, table, scales)
         return product[:, : self.d_out]
@@ -123,7 +139,7 @@ class Int4Layout:
         dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
         rows = rows.to(dtype)
         products = rows.new_empty(len(rows), self._filled)
-        by_block = scales[..., 0].view(self._groups, 1, -1, self.block).to(dtype)
+        by_block = scales[-self._groups :, :, 0].view(self._groups, 1, -1, self.block).to(dtype)
         size = max(1, _DECODED_BYTES // (dtype.itemsize * self.d_in * self.block))
         for blocks in (slice(first, first + size) for first in range(0, by_block.shape[2], size)):
             outputs = slice(blocks.start * self.block, blocks.stop * self.block)
@@ -135,8 +151,12 @@ class Int4Layout:
 
     def _unpack(self, table: UInt8[Tensor, "outputs bytes"]) -> Int8[Tensor, "blocks d_in block"]:
         """Return the codes of some blocks; the kernel packs the first half of a block below the second one."""
-        rows = table.view(-1, self.d_in, self.block // 2)
-        return torch.cat([rows & 15, rows >> 4], dim=2).view(torch.int8).sub_(_HALF)
+        rows = table.view(-1, self.parts * self.d_in, self.block // 2)
+        codes = torch.cat([rows & 15, rows >> 4], dim=2).view(torch.int8)
+        if self.parts == 1:
+            return codes.sub_(_HALF)
+        upper, lower = codes.chunk(2, dim=1)
+        return (upper - _HALF).bitwise_left_shift_(_KERNEL_BITS).add_(lower)
 
     @property
     def _filled(self) -> int:
