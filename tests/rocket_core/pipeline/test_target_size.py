@@ -72,7 +72,7 @@ def test_entropy_coded_files_stay_just_within_the_size(run, model_folder):
     assert 0.995 * target <= size_of(output / "factored") <= target
 
 
-def test_a_size_is_filled_although_headers_grow_with_what_is_kept(monkeypatch):
+def test_a_size_is_filled_although_headers_grow(monkeypatch):
     class Layers:
         """Layers that can keep any number of bytes, with 10,000 others assumed."""
 
