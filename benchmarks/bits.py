@@ -6,27 +6,33 @@ The model is converted to float16 first. It writes OUT/bits.json with every run 
 of the linear layers in the written file, KL divergence from the dense model, top-1 agreement and perplexity; and for
 the requirements, which are those of stories260K with the TinyStories texts, whether they hold. Each run is saved when
 it ends, and saved runs are not repeated. Rocket's rows come with `storage` `memory`, where codes have a fixed length,
-and `file`, where they may be entropy coded.
+and `file`, where they may be entropy coded. Runs at a fraction share one profile for each preset, storage and seed;
+those that are timed make their own, and count the CPU time from loading the model to the written file.
 """
 
 import argparse
 import itertools
-import json
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
 from benchmarks.half_precision import copy_in_half_precision
+from benchmarks.measured_runs import (
+    Results,
+    calibration,
+    file_bytes,
+    mean_and_spread,
+    requirement,
+    run,
+    saved_runs,
+)
+from rocket_core.allocation import allocate
 from rocket_core.config import compression_config
-from rocket_core.engines import ENGINES
-from rocket_core.pipeline import ProfileCache, Progress, compress
-from rocket_core.report.quality import Difference
+from rocket_core.pipeline import ProfileCache, profile_model
 
 FRACTIONS = (0.5, 0.4, 0.3, 0.281, 0.25, 0.2, 0.15)
 GPTQ_BITS = (4, 3, 2)
@@ -62,90 +68,47 @@ BARS = (
 # Upper bounds on the excess perplexity, which is perplexity over dense less 1, by fraction of the bytes. For the better
 # of both storages.
 MOST_EXCESS: Mapping[float, float] = {0.5: 0.002, 0.4: 0.004, 0.3: 0.016, 0.25: 0.045, 0.2: 0.18}
+# The whole model file, of its bytes with 16 bits for every weight, and the upper bound on its excess perplexity.
+FILE_FRACTION = 0.27
+MOST_FILE_EXCESS = 0.06
+# The part of the bytes asked for that may be left over.
+MOST_UNUSED = 0.002
+# Upper bounds on CPU time: of `fast`, of its time with kinds that keep 16 bits; of `best`, of that of `fast`.
+MOST_TIME = {"fast": 2.0, "best": 3.0}
+TIMED_FRACTION = 0.4
+WIDE_KINDS = ("low_rank", "factored", "shared", "sparse")
 
 
-def stored_bytes(folder: Path, layers: Collection[str]) -> int:
-    """Return the bytes of all tensors of some layers in the safetensors of a folder, biases excluded.
-
-    Floating-point numbers count as 16 bits at most.
-    """
-    total = 0
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a dict
-                layer, _, last = name.rpartition(".")
-                if layer in layers and last != "bias":
-                    tensor = tensors.get_tensor(name)
-                    itemsize = tensor.element_size()
-                    total += tensor.numel() * (min(2, itemsize) if tensor.is_floating_point() else itemsize)
-    return total
-
-
-def run(
-    given: argparse.Namespace, model: Path, settings: Mapping[str, Any], seed: int, profiles: ProfileCache
+def against_uniform(
+    given: argparse.Namespace, model: Path, preset: str, seed: int, profiles: ProfileCache
 ) -> dict[str, Any]:
-    """Compress and measure once."""
-    config = compression_config(
-        export=ENGINES[settings.get("engine", "rocket")].exports[:1],
-        calibration={
-            "dataset": str(given.calibrate),
-            "samples": given.samples,
-            "sequence_length": given.length,
-            "seed": seed,
-        },
-        evaluate={"dataset": str(given.measure), "samples": given.windows, "sequence_length": given.length},
-        **settings,
-    )
-    began = time.process_time()
-    seconds: list[float] = []
-
-    def note(progress: Progress) -> None:
-        """Record the time before the evaluation, which is not a cost of the method."""
-        if progress.stage == "evaluating" and not seconds:
-            seconds.append(time.process_time() - began)
-
+    """Return the largest predicted loss of an allocation, as a part of that of one format at equal bytes."""
+    config = compression_config(preset=preset, storage="memory", budget="bytes", calibration=calibration(given, seed))
     with tempfile.TemporaryDirectory() as folder:
-        report = compress(str(model), Path(folder), config, on_progress=note, profiles=profiles)
-        evaluation = report.evaluation
-        assert evaluation is not None
-        stored = stored_bytes(Path(folder, evaluation.export), {layer.name for layer in report.layers})
-    return {
-        "seed": seed,
-        "fraction": stored / sum(2 * layer.d_in * layer.d_out for layer in report.layers),
-        **loss_figures(evaluation.before.perplexity, evaluation.after.perplexity, evaluation.difference),
-        "cpu_seconds": seconds[0],
-    }
-
-
-def loss_figures(before: float | None, after: float | None, difference: Difference) -> dict[str, float | None]:
-    """Return what a model lost: of an encoder its `drift`, else `excess` perplexity, `kl` and `agreement`."""
-    if difference.cosine_drift is not None:
-        return {"drift": difference.cosine_drift}
-    assert before is not None
-    assert after is not None
-    return {"excess": after / before - 1, "kl": difference.kl_divergence, "agreement": difference.top1_agreement}
-
-
-class Results:
-    """Runs, indexed by name.
-
-    Args:
-        rows: the results of `run`, each with a `name`.
-    """
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._rows = rows
-        self.names = list(dict.fromkeys(row["name"] for row in rows))
-
-    def values(self, name: str, of: str) -> list[float]:
-        """Return a value for each seed, in the order of the seeds."""
-        rows = sorted((row for row in self._rows if row["name"] == name), key=lambda row: row["seed"])
-        return [row[of] for row in rows]
-
-    def parts(self, name: str, others: str, of: str = "kl") -> list[float]:
-        """Return the KL divergence, or another value, as a part of another's, for each seed that both have."""
-        own, other = ({row["seed"]: row[of] for row in self._rows if row["name"] == one} for one in (name, others))
-        return [own[seed] / other[seed] for seed in sorted(own.keys() & other.keys()) if other[seed] > 0]
+        profile = profile_model(str(model), Path(folder), config, profiles=profiles)
+    formats = [
+        {
+            # Groups as large as a whole output are one format, whatever the layers' sizes.
+            (one.bits, min(one.group_size or layer.d_in, layer.d_in) % layer.d_in, one.scale_bits): one
+            for one in layer.candidates
+            if one.kind == "quantized"
+        }
+        for layer in profile.layers
+    ]
+    parts = {}
+    for layer_format in set.intersection(*(set(one) for one in formats)):
+        uniform = [one[layer_format] for one in formats]
+        ratio = 1 - sum(one.stored_bytes for one in uniform) / profile.compressible_bytes
+        found = allocate(
+            profile.layers,
+            ratio - 1e-12,
+            objective=profile.objective,
+            cap_slack=profile.cap_slack,
+            budget_unit=profile.budget_unit,
+            itemsize=profile.itemsize,
+        )
+        parts[layer_format] = found.total_error / sum(one.loss or 0.0 for one in uniform)
+    return {"seed": seed, "formats": len(parts), "part": max(parts.values())}
 
 
 def gptq_name(bits: int) -> str:
@@ -158,12 +121,30 @@ def rocket_name(preset: str, storage: str, fraction: float) -> str:
     return f"{preset} at {fraction:g}{', fixed length' if storage == 'memory' else ''}"
 
 
+def file_name(preset: str, storage: str) -> str:
+    """Return the name of Rocket's runs at a fraction of the bytes of the file."""
+    return f"{preset}, file at {FILE_FRACTION:g}{', fixed length' if storage == 'memory' else ''}"
+
+
+def timed_name(preset: str, *, wide: bool) -> str:
+    """Return the name of a run that is timed with its profile."""
+    return f"{preset} alone{', kinds of 16 bits' if wide else ''}"
+
+
+def uniform_name(preset: str) -> str:
+    """Return the name of the comparison with one format for all layers."""
+    return f"{preset}, predicted loss"
+
+
 def table(results: Results) -> Iterator[str]:
     """Yield the lines of a Markdown table of all runs."""
-    yield "| | bytes of the linears | KL, nats per token | excess perplexity | same likeliest token | CPU s |"
-    yield "|---|---|---|---|---|---|"
+    columns = ("fraction", "file_fraction", "kl", "excess", "agreement")
+    yield "| | bytes of the linears | file | KL, nats per token | excess perplexity | same likeliest token | CPU s |"
+    yield "|---|---|---|---|---|---|---|"
     for name in results.names:
-        cells = [mean_and_spread(results.values(name, of)) for of in ("fraction", "kl", "excess", "agreement")]
+        if not results.values(name, "kl"):
+            continue
+        cells = [mean_and_spread(results.values(name, of)) for of in columns]
         yield f"| {name} | {' | '.join(cells)} | {statistics.median(results.values(name, 'cpu_seconds')):.0f} |"
 
 
@@ -183,62 +164,69 @@ def bars(results: Results, presets: Sequence[str]) -> Iterator[str]:
             if found:
                 best = min(found, key=statistics.mean)
                 yield requirement(f"{preset} at {fraction:g}, the better: excess perplexity", best, most)
-        over = [
-            value / fraction - 1
-            for storage in STORAGES
-            for fraction in FRACTIONS
-            for value in results.values(rocket_name(preset, storage, fraction), "fraction")
-        ]
-        if over:
-            yield requirement(f"{preset}: bytes exceeded, by a part of them", [max(over)], 0.0)
+        yield from size_bars(results, preset)
+        uniform = results.values(uniform_name(preset), "part")
+        if uniform:
+            yield requirement(f"{preset}: predicted loss, of that of one format at equal bytes", [max(uniform)], 1.0)
+        others = timed_name("fast", wide=preset == "fast")
+        seconds = results.parts(timed_name(preset, wide=False), others, "cpu_seconds")
+        if seconds:
+            yield requirement(f"{preset}: CPU time, of that of {others}", seconds, MOST_TIME[preset])
 
 
-def requirement(what: str, found: Sequence[float], most: float) -> str:
-    """Return the line of a requirement: bound, measured mean, and whether it holds."""
-    holds = "holds" if statistics.mean(found) <= most else "missed"
-    return f"| {what} | at most {most:.3g} | {mean_and_spread(found)} | {holds} |"
+def size_bars(results: Results, preset: str) -> Iterator[str]:
+    """Yield the requirements on the sizes that a preset reaches, and on the file's excess perplexity."""
+    found = [excess for storage in STORAGES if (excess := results.values(file_name(preset, storage), "excess"))]
+    if found:
+        best = min(found, key=statistics.mean)
+        yield requirement(f"{preset}, file at {FILE_FRACTION:g}, the better: excess perplexity", best, MOST_FILE_EXCESS)
+    asked = [
+        (rocket_name(preset, storage, fraction), "fraction", fraction) for storage in STORAGES for fraction in FRACTIONS
+    ]
+    asked += [(file_name(preset, storage), "file_fraction", FILE_FRACTION) for storage in STORAGES]
+    over = [value / fraction - 1 for name, of, fraction in asked for value in results.values(name, of)]
+    if over:
+        yield requirement(f"{preset}: bytes exceeded, by a part of them", [max(over)], 0.0)
+        yield requirement(f"{preset}: bytes left over, of them", [-min(over)], MOST_UNUSED)
 
 
-def mean_and_spread(values: Sequence[float]) -> str:
-    """Return mean and half the distance from the smallest to the largest."""
-    spread = (max(values) - min(values)) / 2
-    return f"{statistics.mean(values):.4g}" + (f" ± {spread:.2g}" if len(values) > 1 else "")
+def planned(presets: Sequence[str], size: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the name and the settings of every run that may reuse a profile.
 
-
-def planned(presets: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the name and the settings of every run."""
+    Args:
+        presets: presets of Rocket.
+        size: bytes of the model file with 16 bits for every weight.
+    """
     for bits in GPTQ_BITS:
         yield gptq_name(bits), {"method": "gptq", "code_bits": bits, "group_size": 32}
     for preset, storage in itertools.product(presets, STORAGES):
+        chosen = {"preset": preset, "storage": storage}
         for fraction in FRACTIONS:
-            yield (
-                rocket_name(preset, storage, fraction),
-                {"preset": preset, "storage": storage, "budget": "bytes", "ratio": round(1 - fraction, 6)},
-            )
+            ratio = round(1 - fraction, 6)
+            yield rocket_name(preset, storage, fraction), chosen | {"budget": "bytes", "ratio": ratio}
+        yield file_name(preset, storage), chosen | {"target_bytes": int(FILE_FRACTION * size)}
 
 
-def saved_runs(
-    file: Path, keys: Mapping[str, Any], runs: Sequence[tuple[str, int, Callable[[], dict[str, Any]]]]
-) -> list[dict[str, Any]]:
-    """Run what is missing in a file of runs, and return the runs asked for.
+def timed(presets: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the name and the settings of every run whose time counts, profile included."""
+    at = {"budget": "bytes", "ratio": 1 - TIMED_FRACTION}
+    yield timed_name("fast", wide=True), at | {"preset": "fast", "kinds": WIDE_KINDS}
+    for preset in presets:
+        yield timed_name(preset, wide=False), at | {"preset": preset}
 
-    Args:
-        file: a JSON file, which need not exist yet; written after every run.
-        keys: members that a saved run must have, with these values.
-        runs: name, seed and function of each run.
-    """
-    rows: list[dict[str, Any]] = json.loads(file.read_text()) if file.is_file() else []
-    asked = []
-    for name, seed, measure in runs:
-        key = {"name": name, "seed": seed, **keys}
-        row = next((row for row in rows if key.items() <= row.items()), None)
-        if row is None:
-            row = key | measure()
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-            file.write_text(json.dumps(rows, indent=1) + "\n")
-        asked.append(row)
-    return asked
+
+def asked_runs(
+    given: argparse.Namespace, model: Path, presets: Sequence[str], profiles: ProfileCache
+) -> Iterator[tuple[str, int, Callable[[], dict[str, Any]]]]:
+    """Yield name, seed and function of every run."""
+    for seed in range(given.seeds):
+        if not given.times:
+            for name, settings in planned(presets, file_bytes(model)):
+                yield name, seed, partial(run, given, model, settings, seed, profiles)
+            for preset in presets:
+                yield uniform_name(preset), seed, partial(against_uniform, given, model, preset, seed, profiles)
+        for name, settings in timed(presets):
+            yield name, seed, partial(run, given, model, settings, seed, None)
 
 
 def main() -> None:
@@ -251,6 +239,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="number of calibration draws")
     parser.add_argument("--presets", choices=PRESETS, nargs="+", default=PRESETS)
     parser.add_argument("--quick", action="store_true", help="few windows and the preset fast alone: minutes, noisy")
+    parser.add_argument("--times", action="store_true", help="only the runs whose CPU time counts")
     given = parser.parse_args()
     if not (given.model / "config.json").is_file():
         parser.error(f"{given.model} is not the folder of a model; name one that has config.json and safetensors")
@@ -266,11 +255,7 @@ def main() -> None:
         rows = saved_runs(
             given.out / "bits.json",
             {"model": given.model.resolve().name, "samples": given.samples, "windows": given.windows},
-            [
-                (name, seed, lambda settings=settings, seed=seed: run(given, model, settings, seed, profiles))  # type: ignore[misc]
-                for seed in range(given.seeds)
-                for name, settings in planned(presets)
-            ],
+            list(asked_runs(given, model, presets, profiles)),
         )
     results = Results(rows)
     lines = [*table(results), "", *bars(results, presets)]

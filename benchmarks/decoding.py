@@ -25,6 +25,7 @@ from rocket_core.code_format import CodeFormat
 from rocket_core.hf import attach_factors
 from rocket_core.layers import QuantizedLinear
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
+from rocket_core.system.devices import multiplies_bfloat16
 
 WHOLE = 2**20
 FORMATS = {
@@ -118,7 +119,9 @@ def measure(model: LlamaForCausalLM, tokens: int, prompt: int, clock: Callable[[
 
 
 def print_table(models: dict[str, LlamaForCausalLM], rounds: dict[str, list[Figures]]) -> None:
-    """Print medians in Markdown."""
+    """Print the instruction set that torch's kernels use, and medians in Markdown."""
+    native = "" if multiplies_bfloat16() else "no "
+    print(f"{torch.backends.cpu.get_cpu_capability()}, {native}instructions for bfloat16\n")
     base = rounds[BASELINE]
     print("| blocks | memory | speed | with the head | prompt | tokens per second |\n|---|---|---|---|---|---|")
     for name, figures in rounds.items():
@@ -140,6 +143,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4, help="tokens to decode in each round")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompt, read in every third round")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--formats", choices=list(FORMATS), nargs="+", default=list(FORMATS), help="by default all")
     parser.add_argument(
         "--cpu-time", action="store_true", help="measure time on the CPU, which other processes change less"
     )
@@ -147,8 +151,8 @@ def main() -> None:
     torch.set_num_threads(1)
     models = {BASELINE: dense_model(options.blocks, torch.bfloat16, options.vocabulary)}
     models["dense float32"] = dense_model(options.blocks, torch.float32, options.vocabulary)
-    for name, code_format in FORMATS.items():
-        models[name] = quantize(dense_model(options.blocks, torch.bfloat16, 8), code_format)
+    for name in options.formats:
+        models[name] = quantize(dense_model(options.blocks, torch.bfloat16, 8), FORMATS[name])
         models[name].model.embed_tokens = models[BASELINE].model.embed_tokens
         models[name].lm_head = models[BASELINE].lm_head
         assert all(layer.tabulated for layer in models[name].modules() if isinstance(layer, QuantizedLinear)), (

@@ -26,9 +26,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.bits import Results, mean_and_spread, requirement, saved_runs
 from benchmarks.half_precision import copy_in_half_precision
 from benchmarks.llama_cpp_programs import Programs, built_programs, check_programs
+from benchmarks.measured_runs import Results, mean_and_spread, requirement, saved_runs
 from benchmarks.rivals import RivalFailedError
 from rocket_core.calibration.datasets import documents, file_documents
 from rocket_core.config import compression_config

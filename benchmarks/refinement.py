@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bits import Results, mean_and_spread, requirement, run, saved_runs
 from benchmarks.half_precision import copy_in_half_precision
+from benchmarks.measured_runs import Results, mean_and_spread, requirement, run, saved_runs
 from benchmarks.quality import FACTORED
 from rocket_core.pipeline import ProfileCache
 

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from benchmarks.bits import loss_figures, run, saved_runs, stored_bytes
 from benchmarks.half_precision import copy_in_half_precision
+from benchmarks.measured_runs import block_weights, loss_figures, run, saved_runs, stored_bytes
 from rocket_core.calibration.inputs import open_source
 from rocket_core.config import CalibrationConfig
 from rocket_core.engines import ENGINES
@@ -171,20 +171,6 @@ def untouched(folder: Path, layers: Sequence[str]) -> int:
         with safe_open(file, framework="pt") as tensors:
             names |= set(tensors.keys())
     return sum(f"{layer}.weight" in names for layer in layers)
-
-
-def block_weights(model: Path) -> dict[str, int]:
-    """Return the parameters of each matrix in the blocks of a model, by the layer's name."""
-    sizes = {}
-    for file in model.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a dict
-                layer, _, last = name.rpartition(".")
-                shape = tensors.get_slice(name).get_shape()
-                in_block = any(part.isdigit() for part in layer.split("."))
-                if last == "weight" and len(shape) == 2 and in_block:
-                    sizes[layer] = shape[0] * shape[1]
-    return sizes
 
 
 def calibration_windows(given: argparse.Namespace, model: Path) -> list[list[int]]:

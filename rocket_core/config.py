@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 
-from rocket_core.code_format import CodeBits, CodeChoices, GroupSize
+from rocket_core.code_format import MEMORY_GROUPS, CodeBits, CodeChoices, GroupSize
 from rocket_core.engines import ENGINES, ROCKET, Engine, EngineName, ExportKind, Kind
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
@@ -324,7 +324,8 @@ class MethodOptions(FrozenModel):
     storage: Storage = "file"
     """what is to be small where the target counts bytes: the `file` (default), for which layers may be entropy coded,
     which has about three quarters of the error at equal bytes but takes 8 bits per weight in memory; or `memory`, where
-    no layer is. Costs nothing.
+    no layer is, and integer codes have scales for groups of 32 inputs or more, which are smaller and faster in memory.
+    Costs nothing.
     """
     value_bits: ValueBits = 16
     """bits of each number that a compressed layer keeps (coefficients, atoms, sparse weights), where the budget counts
@@ -599,10 +600,12 @@ class CompressionConfig(MethodOptions):
     def code_choices(self) -> CodeChoices:
         """The formats that quantized candidates may have."""
         readable = self.reader.codes
+        usual = MEMORY_GROUPS if self.storage == "memory" else None
+        sizes = usual if readable.group_sizes is None else readable.group_sizes
         return replace(
             readable,
             bits=self.code_bits or readable.bits,
-            group_sizes=readable.group_sizes if self.group_size is None else self.group_size,
+            group_sizes=sizes if self.group_size is None else self.group_size,
             alone={"quantized", "entropy_coded"}.issuperset(self.kinds),
             smaller=self.entropy_codes or self.codes_factors,
         )

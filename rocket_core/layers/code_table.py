@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import torch
-from jaxtyping import Float32, Int8, UInt8
+from jaxtyping import Float, Float32, Int8, UInt8
 from torch import Tensor
 
 from rocket_core.code_format import CodeFormat
@@ -66,6 +66,11 @@ class TableLayout:
         return cls(d_in, d_out, bits, min(code_format.group_size, d_in), tiles, outputs)
 
     @property
+    def numbers(self) -> list[int]:
+        """The attributes, in order."""
+        return [self.d_in, self.d_out, self.bits, self.group_size, self.tiles, self.outputs]
+
+    @property
     def groups(self) -> int:
         """Groups of an output."""
         return -(-self.d_in // self.group_size)
@@ -111,19 +116,16 @@ class TableLayout:
 
     def multiply(
         self,
-        rows: Float32[Tensor, "n d_in"],
+        rows: Float[Tensor, "n d_in"],
         table: UInt8[Tensor, "rows row_bytes"],
         scales: Float32[Tensor, "tiles groups outputs"],
     ) -> Float32[Tensor, "n d_out"]:
-        """Return `rows @ W̃`, in float32.
+        """Return `rows @ W̃`, computed in float32.
 
         A few rows are multiplied one by one with the codes, more of them with the weight, of which a part is decoded at
         a time.
         """
-        if torch.compiler.is_compiling():
-            layout = [self.d_in, self.d_out, self.bits, self.group_size, self.tiles, self.outputs]
-            product: Tensor = multiply_codes(rows, table, scales, layout)
-            return product
+        rows = rows.float()
         if len(rows) > _MOST_ROWS:
             return self._multiply_decoded(rows, table, scales)
         products = [self._multiply_row(row, table, scales) for row in rows]
@@ -177,17 +179,6 @@ class TableLayout:
         parts = unsigned.view(*unsigned.shape[:2], self._code_bytes, -1)
         for part in range(parts.shape[-1]):
             parts[..., part] = (packed >> (part * self.bits)) & (2 * self._half - 1)
-
-
-@torch.library.custom_op("rocket::multiply_codes", mutates_args=())
-def multiply_codes(rows: Tensor, table: Tensor, scales: Tensor, layout: list[int]) -> Tensor:
-    """Multiply as `TableLayout.multiply` does, as one operation for `torch.compile`."""
-    return TableLayout(*layout).multiply(rows, table, scales).contiguous()
-
-
-@multiply_codes.register_fake
-def _product_of_codes(rows: Tensor, _table: Tensor, _scales: Tensor, layout: list[int]) -> Tensor:
-    return rows.new_empty(rows.shape[0], layout[1])
 
 
 def _add_rows(bits: int, table: Tensor, indices: Tensor, bags: Tensor, numbers: Tensor) -> Tensor:

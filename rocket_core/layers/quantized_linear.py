@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from rocket_core.code_format import CodeFormat
 from rocket_core.errors import RocketError
-from rocket_core.layers.code_table import TableLayout
+from rocket_core.layers.code_layouts import CodeLayout, layout_of, multiply
 from rocket_core.layers.code_tensors import check_codes, code_shapes, pack_codes, unpack_codes, unpack_scales
 from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
 from rocket_core.linalg.integer_codes import RoundedWeight
 
-# Dtypes of layers that can compute from codes, which is done in float32.
+# Dtypes of layers that can compute from codes.
 _TABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -27,8 +27,8 @@ class QuantizedLinear(StoredLinear):
 
     - packed, as on disk: every forward unpacks them;
     - unpacked: the dense weight is kept in addition, as a buffer that state dicts do not contain;
-    - as a table, on a CPU: see `TableLayout`. The layer computes in float32 from codes and scales, whatever its dtype,
-      and rounds once at the end. Inputs that require gradients are multiplied with the dense weight, decoded each time.
+    - as a table, on a CPU: see `layout_of`. The layer computes from codes and scales, adds up in float32, and rounds at
+      the end. Inputs that require gradients are multiplied with the dense weight, decoded each time.
 
     Its dtype is that of the stock layer that it replaces. It changes when the layer is cast; then the dense weight is
     computed again from the codes, so that it is rounded only once.
@@ -71,6 +71,8 @@ class QuantizedLinear(StoredLinear):
         self.weight_scale = packed["weight_scale"]
         self.register_buffer("dense", None, persistent=False)
         self.register_buffer("table_scales", None, persistent=False)
+        # The form of the table, if the codes are in one.
+        self._layout: CodeLayout | None = None
         # No parameter has this dtype if there is no bias.
         self._dtype = options.get("dtype") or torch.get_default_dtype()
 
@@ -90,19 +92,19 @@ class QuantizedLinear(StoredLinear):
         if self.dtype not in _TABLE_DTYPES:
             return self.unpacking_bytes
         packed, _ = code_shapes(self._shape, self.code_format, self.coded_bytes).values()
-        return self._layout.memory_bytes - packed[0]
+        return layout_of(self._shape, self.code_format, self.dtype).memory_bytes - packed[0]
 
     @property
     def tabulated(self) -> bool:
         """Whether the codes are in a table, from which the layer computes."""
-        return self.table_scales is not None
+        return self._layout is not None
 
     def unpack_(self) -> "QuantizedLinear":
         """See `StoredLinear`."""
         if self.packed or self.tabulated:
             dense, codes = self._decode(self.dtype), self._packed_codes()
             self._replace_codes(codes)
-            self.dense, self.table_scales = dense, None
+            self.dense, self.table_scales, self._layout = dense, None, None
         return self
 
     def prepare_(self) -> "QuantizedLinear":
@@ -122,9 +124,9 @@ class QuantizedLinear(StoredLinear):
                 f"{self.layer_name}: no kernel computes from codes in {self.dtype} on {self.stored.device}"
             )
         if not self.tabulated:
-            rounded = self._rounded()
-            self._replace_codes(nn.Parameter(self._layout.fill(rounded.codes), requires_grad=False))
-            self.dense, self.table_scales = None, self._layout.scales(rounded.scales)
+            rounded, layout = self._rounded(), layout_of(self._shape, self.code_format, self.dtype)
+            self._replace_codes(nn.Parameter(layout.fill(rounded.codes), requires_grad=False))
+            self.dense, self.table_scales, self._layout = None, layout.scales(rounded.scales), layout
         return self
 
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
@@ -162,25 +164,32 @@ class QuantizedLinear(StoredLinear):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedLinear":
         before = self._dtype
         after = fn(torch.empty(0, dtype=before, device=self.stored.device))
-        if self.tabulated and not self._can_tabulate(after.device, after.dtype):
+        tabulates = self.tabulated and self._can_tabulate(after.device, after.dtype)
+        if self.tabulated and not (tabulates and layout_of(self._shape, self.code_format, after.dtype) == self._layout):
             self._replace_codes(self._packed_codes())
-            self.table_scales = None
+            self.table_scales, self._layout = None, None
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._dtype = after.dtype
-        if self.tabulated:
-            if self._dtype != before:  # buffers are cast as well
+        if tabulates:
+            if not self.tabulated:
+                self.tabulate_()
+            elif self._dtype != before:  # buffers are cast as well
                 self._prepare_scales()
         elif not self.packed and not self.offloaded and (self.dense is None or self._dtype != before):
             self.dense = self._decode(self._dtype)
         return self
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        # What bytes mean to a kernel depends on the CPU.
+        if self._layout not in (None, layout_of(self._shape, self.code_format, self.dtype)):
+            raise RocketError(
+                f"{self.layer_name}: it was pickled on another CPU; save the model with save_pretrained, and load that"
+            )
+
     @property
     def _shape(self) -> tuple[int, int]:
         return self.in_features, self.out_features
-
-    @property
-    def _layout(self) -> TableLayout:
-        return TableLayout.of(self._shape, self.code_format)
 
     def _can_tabulate(self, device: torch.device, dtype: torch.dtype) -> bool:
         return device.type == "cpu" and dtype in _TABLE_DTYPES
@@ -192,9 +201,10 @@ class QuantizedLinear(StoredLinear):
         return same and input.device.type == "cpu" and not records and not torch.is_autocast_enabled("cpu")
 
     def _multiply(self, input: Tensor) -> Tensor:  # noqa: A002
+        assert self._layout is not None
         assert self.table_scales is not None
-        rows = input.detach().reshape(-1, self.in_features).float()
-        product = self._layout.multiply(rows, self.codes, self.table_scales)
+        rows = input.detach().reshape(-1, self.in_features)
+        product = multiply(self._layout, rows, self.codes, self.table_scales)
         if self.bias is not None:
             product = product + self.bias
         return product.to(self.dtype).view(*input.shape[:-1], self.out_features)
@@ -206,6 +216,7 @@ class QuantizedLinear(StoredLinear):
         self.codes = codes if isinstance(codes, nn.Parameter) else nn.Parameter(codes, requires_grad=False)
 
     def _prepare_scales(self) -> None:
+        assert self._layout is not None
         scales = unpack_scales(self.weight_scale, self._shape, self.code_format, self.scale_exponent)
         self.table_scales = self._layout.scales(scales)
 
@@ -219,7 +230,7 @@ class QuantizedLinear(StoredLinear):
 
     @torch.no_grad()
     def _rounded(self) -> RoundedWeight:
-        if self.tabulated:
+        if self._layout is not None:
             scales = unpack_scales(self.weight_scale, self._shape, self.code_format, self.scale_exponent)
             return RoundedWeight(
                 codes=self._layout.codes(self.codes), scales=scales, entropy_coded=self.coded_bytes is not None
@@ -262,7 +273,7 @@ class QuantizedLinear(StoredLinear):
             return weight
         # A damaged stream raises an error before parameters are overwritten.
         codes = self._read(weight, scales).codes
-        return self._layout.fill(codes) if self.tabulated else weight
+        return weight if self._layout is None else self._layout.fill(codes)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -45,17 +45,27 @@ def token_modules(model: PreTrainedModel) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def find_tables(model: PreTrainedModel, *, predicts: bool) -> tuple[tuple[TokenTable, ...], dict[str, str]]:
-    """Return the tables of a model that reads text, and those that cannot be quantized, with the reason.
+def find_tables(
+    model: PreTrainedModel, *, predicts: bool, one_list: bool
+) -> tuple[tuple[TokenTable, ...], dict[str, str]]:
+    """Return the tables of a model, and those that cannot be quantized, with the reason.
 
     Args:
-        model: the model, which has one list of blocks.
+        model: the model; one that reads no text has no tables, or those of a decoder.
         predicts: whether it predicts next tokens, with its head.
+        one_list: whether it has one list of blocks, which reads text.
     """
     names = {id(module): name for name, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up, multiplied = names.get(id(embedding)), names.get(id(head))
     ties = model.all_tied_weights_keys
+    if not one_list:
+        both = {looked_up: embedding, multiplied: head}
+        return (), {
+            name: "in a model that has an encoder and a decoder"
+            for name, module in both.items()
+            if name is not None and isinstance(module, nn.Embedding | nn.Linear) and f"{name}.weight" not in ties
+        }
     tied = {target for target, source in ties.items() if source == f"{looked_up}.weight"}
     reasons: dict[str, str] = {}
     tables: list[TokenTable] = []

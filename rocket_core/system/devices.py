@@ -40,13 +40,13 @@ def compute_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
         stored: dtype of the weights in the checkpoint.
         device: device that the model runs on.
     """
-    if device.type != "cpu" or stored.itemsize != 2 or (stored == torch.bfloat16 and _multiplies_bfloat16()):
+    if device.type != "cpu" or stored.itemsize != 2 or (stored == torch.bfloat16 and multiplies_bfloat16()):
         return stored
     return torch.float32
 
 
 @cache
-def _multiplies_bfloat16() -> bool:
+def multiplies_bfloat16() -> bool:
     """Return whether this CPU has instructions for products of bfloat16 matrices."""
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))

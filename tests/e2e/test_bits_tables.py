@@ -7,17 +7,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from benchmarks.bits import Results, bars, planned, saved_runs, stored_bytes, table
+from benchmarks.bits import bars, planned, table, timed
 from benchmarks.half_precision import copy_in_half_precision
+from benchmarks.measured_runs import Results, saved_runs, stored_bytes
 from rocket_core.config import compression_config
-from rocket_core.target import ByFormat, ByRatio
+from rocket_core.target import ByBytes, ByFormat, ByRatio
 from tests.reference.tiny_models import save_tiny_model
 
 
 def row(name, kl, *, seed=0, fraction=0.2, excess=0.1):
     return {
         "name": name, "seed": seed, "fraction": fraction, "excess": excess, "kl": kl, "agreement": 0.9,
-        "cpu_seconds": 3.0 + seed,
+        "file_fraction": 0.3, "cpu_seconds": 3.0 + seed,
     }  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def results():
 
 def test_the_table_has_means_and_spreads(results):
     lines = list(table(results))
-    assert "| gptq int3 | 0.22 ± 0 | 0.45 ± 0.05 | 0.1 ± 0 | 0.9 ± 0 | 4 |" in lines
+    assert "| gptq int3 | 0.22 ± 0 | 0.3 ± 0 | 0.45 ± 0.05 | 0.1 ± 0 | 0.9 ± 0 | 4 |" in lines
     assert len({line.count("|") for line in lines}) == 1
 
 
@@ -52,7 +53,7 @@ def test_requirements_compare_runs_of_the_same_seed(results):
 
 def test_every_planned_run_has_valid_settings():
     names, targets, storages = [], [], set()
-    for name, settings in planned(["fast"]):
+    for name, settings in (*planned(["fast"], 1000), *timed(["fast"])):
         names.append(name)
         config = compression_config(**settings)
         targets.append(config.target)
@@ -60,6 +61,25 @@ def test_every_planned_run_has_valid_settings():
     assert len(set(names)) == len(names)
     assert targets[:3] == [ByFormat(bits=bits, group_size=32) for bits in (4, 3, 2)]
     assert storages >= {(ByRatio(ratio=0.719), "file"), (ByRatio(ratio=0.719), "memory")}
+    assert storages >= {(ByBytes(target_bytes=270), "file"), (ByBytes(target_bytes=270), "memory")}
+
+
+def test_requirements_on_files_times_and_the_knapsack():
+    rows = [
+        row("fast, file at 0.27", 0.1, excess=0.05) | {"file_fraction": 0.2699},
+        row("fast, file at 0.27, fixed length", 0.1, excess=0.07) | {"file_fraction": 0.26},
+        {"name": "fast, predicted loss", "seed": 0, "formats": 24, "part": 1.01},
+        row("fast alone", 0.1) | {"cpu_seconds": 5.0},
+        row("fast alone, kinds of 16 bits", 0.1) | {"cpu_seconds": 4.0},
+        row("best alone", 0.1) | {"cpu_seconds": 20.0},
+    ]
+    lines = list(bars(Results(rows), ["fast", "best"]))
+    assert "| fast, file at 0.27, the better: excess perplexity | at most 0.06 | 0.05 | holds |" in lines
+    assert "| fast: bytes exceeded, by a part of them | at most 0 | -0.0003704 | holds |" in lines
+    assert "| fast: bytes left over, of them | at most 0.002 | 0.03704 | missed |" in lines
+    assert "| fast: predicted loss, of that of one format at equal bytes | at most 1 | 1.01 | missed |" in lines
+    assert "| fast: CPU time, of that of fast alone, kinds of 16 bits | at most 2 | 1.25 | holds |" in lines
+    assert "| best: CPU time, of that of fast alone | at most 3 | 4 | missed |" in lines
 
 
 def test_saved_runs_are_not_repeated(tmp_path):

@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.bits import Results
 from benchmarks.half_precision import copy_in_half_precision
 from benchmarks.llama_cpp import bars, calibration_text, table, write_dense
 from benchmarks.llama_cpp_programs import NAMES, Programs, check_programs
+from benchmarks.measured_runs import Results
 from benchmarks.rivals import RivalFailedError
 from rocket_core.calibration.datasets import documents, token_windows
 from tests.reference.tiny_models import save_tiny_model

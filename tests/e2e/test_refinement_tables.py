@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.bits import Results
+from benchmarks.measured_runs import Results
 from benchmarks.refinement import PRESETS, SIZES, bars, row_name, table
 from rocket_core.config import compression_config
 

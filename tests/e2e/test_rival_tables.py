@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.measured_runs import block_weights
 from benchmarks.rivals import (
     PROGRAMS,
     RIVALS,
     RivalFailedError,
-    block_weights,
     check_plan,
     output_of,
     table,

@@ -185,3 +185,17 @@ def test_what_an_engine_does_not_read_is_refused(settings, said):
 def test_an_export_of_another_engine_is_refused():
     with pytest.raises(InvalidConfigError, match="engine rocket does not read export compressed-tensors"):
         compression_config(ratio=0.5, export=("compressed-tensors",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, None),
+        ({"storage": "memory"}, (32, 64, 0)),
+        ({"storage": "memory", "group_size": (8,)}, (8,)),
+        ({"storage": "memory", "engine": "vllm"}, (32, 64, 128, 0)),
+    ],
+)
+def test_groups_suit_what_is_to_be_small(settings, expected):
+    config = compression_config(bits=5.0, **settings)
+    assert config.code_choices.group_sizes == expected

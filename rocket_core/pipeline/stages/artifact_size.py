@@ -101,7 +101,8 @@ def fill_size(run: Run, size: int, predictor: Predictor) -> Allocation:
         tried = predictor.within_bytes(allowed + left)
         after = size - artifact_bytes(run, predictor.chosen(tried))
         if after < 0:
-            left //= 2
+            # Names or offsets are longer than before: leave room for them, and rule out this allocation.
+            left += after - (tried.budget - tried.kept)
             continue
         allowed, left, best = allowed + left, after, tried
     return best

@@ -3,7 +3,7 @@ import torch
 
 from rocket_core.code_format import CODE_BITS, CodeFormat
 from rocket_core.layers import code_table
-from rocket_core.layers.code_table import TableLayout, multiply_codes
+from rocket_core.layers.code_table import TableLayout
 from tests.reference.stored_layers import make_rounded, rounded_weight
 from tests.sampling import sweep
 
@@ -62,13 +62,3 @@ def test_threads_do_not_change_the_product(bits, threads, monkeypatch):
         threads(number)
         products.append(layout.multiply(rows, table, scales))
     assert all(torch.equal(product, products[0]) for product in products)
-
-
-def test_the_compiled_operation_describes_its_result():
-    code_format = CodeFormat(bits=4, group_size=8, scale_bits=6)
-    _, layout, table, scales = make_table(code_format, 40, 70)
-    fields = [getattr(layout, name) for name in TableLayout.__slots__]
-    for n in (2, 20):
-        rows = torch.randn(n, 40)
-        torch.library.opcheck(multiply_codes, (rows, table, scales, fields))
-        assert torch.equal(multiply_codes(rows, table, scales, fields), layout.multiply(rows, table, scales))

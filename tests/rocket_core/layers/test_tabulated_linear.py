@@ -7,7 +7,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from rocket_core.code_format import CODE_BITS, CodeFormat
 from rocket_core.errors import CorruptCheckpointError, RocketError
-from rocket_core.layers import QuantizedLinear, layer_tensors
+from rocket_core.layers import QuantizedLinear, layer_tensors, quantized_linear
+from rocket_core.layers.int4_table import Int4Layout, kernel_outputs
 from tests.reference.stored_layers import (
     D_IN,
     D_OUT,
@@ -59,10 +60,16 @@ def test_the_kernels_are_used_for_every_format(bits, group_size, scale_bits):
     x = inputs(2, 96, dtype=torch.bfloat16)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         result = layer.prepare_()(x)
-    torch.testing.assert_close(result, expected_of(rounded, x, None).bfloat16(), rtol=2**-7, atol=1e-4)
-    kernel = {2: "2bit", 3: "4bit", 4: "4bit"}.get(bits, "byte")
     calls = {event.key: event.count for event in profiled.key_averages()}
-    assert calls[f"quantized::embedding_bag_{kernel}_rowwise_offsets"] == 2
+    rounding = 1e-4
+    if Int4Layout.of((96, 40), code_format, torch.bfloat16) is not None:
+        # Scales are rounded as well, by as much as the entries of a dense weight.
+        rounding = 2**-8 * (x.double().abs() @ rounded_weight(rounded).abs().T).amax().item()
+        assert calls["aten::_weight_int4pack_mm_for_cpu"] == 1
+    else:
+        kernel = {2: "2bit", 3: "4bit", 4: "4bit"}.get(bits, "byte")
+        assert calls[f"quantized::embedding_bag_{kernel}_rowwise_offsets"] == 2
+    torch.testing.assert_close(result, expected_of(rounded, x, None).bfloat16(), rtol=2**-7, atol=rounding)
     assert "aten::mm" not in calls
     assert "aten::addmm" not in calls
 
@@ -93,6 +100,38 @@ def test_casting_keeps_the_scales(kind):
     torch.testing.assert_close(layer(torch.eye(D_IN).double()), rounded_weight(make_rounded(QUANTIZED[kind])).T)
     with pytest.raises(RocketError, match="float64"):
         layer.tabulate_()
+
+
+@pytest.mark.skipif(kernel_outputs() is None, reason="needs AVX2 or AVX-512")
+def test_casting_changes_the_form_of_the_table():
+    code_format = CodeFormat(bits=4, group_size=32, scale_bits=8)
+    rounded = make_rounded(code_format, 64, 40)
+    layer = QuantizedLinear(64, 40, code_format=code_format, scale_exponent=EXPONENT, dtype=torch.bfloat16)
+    layer.load_state_dict(layer_tensors(rounded, torch.bfloat16))
+    state, x = as_tensors(layer.state_dict()), inputs(2, 64, dtype=torch.bfloat16)
+    packed = in_memory(layer) + layer.preparing_bytes_on_cpu
+    brief = layer.tabulate_()(x)
+    assert in_memory(layer) == packed
+    for change, dtype in ((layer.float, torch.float32), (layer.half, torch.float16), (layer.bfloat16, torch.bfloat16)):
+        change()
+        assert layer.tabulated
+        expected = expected_of(rounded, x, None)
+        torch.testing.assert_close(layer(x.to(dtype)).double(), expected, rtol=torch.finfo(dtype).eps, atol=0.02)
+        assert all(torch.equal(state[name], tensor) for name, tensor in layer.state_dict().items())
+    assert torch.equal(layer(x), brief)
+    layer.load_state_dict(layer_tensors(make_rounded(code_format, 64, 40, seed=9), torch.bfloat16))
+    assert not torch.equal(layer(x), brief)
+    layer.load_state_dict(state)
+    assert torch.equal(layer(x), brief)
+    assert torch.equal(layer.unpack_().dense, rounded.rows(torch.bfloat16))
+
+
+def test_a_table_of_another_cpu_is_refused(monkeypatch):
+    layer = make_layer("int4", torch.bfloat16)[0].tabulate_()
+    stored = pickle.dumps(layer)
+    monkeypatch.setattr(quantized_linear, "layout_of", lambda *_: None)
+    with pytest.raises(RocketError, match="another CPU; save the model with save_pretrained"):
+        pickle.loads(stored)  # noqa: S301 (own bytes)
 
 
 @KINDS

@@ -121,6 +121,23 @@ def test_blocks_of_encoder_and_decoder_are_found_in_run_order(family):
         _ = architecture.blocks
 
 
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("llama", set()),
+        ("bert", set()),
+        ("roberta", {"roberta.embeddings.word_embeddings"}),
+        ("t5", {"shared"}),
+        ("whisper", {"model.decoder.embed_tokens"}),
+        ("vit", set()),
+    ],
+)
+def test_tables_that_stay_dense_have_a_reason(family, expected):
+    architecture = built(ALL_FAMILIES[family]())
+    assert set(architecture.other_tables) == expected
+    assert all(architecture.other_tables.values())
+
+
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_shapes_match_real_weights_without_allocation(family):
     model = ALL_FAMILIES[family]()

@@ -48,7 +48,7 @@ def dtypes(monkeypatch):
 @pytest.fixture(autouse=True)
 def cpu(monkeypatch):
     """Compute as on a CPU without instructions for bfloat16."""
-    monkeypatch.setattr(devices, "_multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: False)
 
 
 def dtype_of(folder):
@@ -82,7 +82,7 @@ def test_half_precision_is_evaluated_in_float32(half, dtypes, text):
 
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)])
 def test_a_cpu_that_multiplies_bfloat16_computes_in_it(monkeypatch, dtype, expected):
-    monkeypatch.setattr(devices, "_multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: True)
     assert devices.compute_dtype(dtype, torch.device("cpu")) == expected
 
 

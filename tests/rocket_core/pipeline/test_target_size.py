@@ -1,5 +1,7 @@
 """A size instead of a ratio: files are never larger, and hardly smaller."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from rocket_core.config import compression_config
@@ -68,6 +70,21 @@ def test_entropy_coded_files_stay_just_within_the_size(run, model_folder):
     assert {layer.kind for layer in report.layers} >= {"entropy_coded"}
     # Streams of layers this small change by some bytes at once.
     assert 0.995 * target <= size_of(output / "factored") <= target
+
+
+def test_a_size_is_filled_although_headers_grow(monkeypatch):
+    class Layers:
+        """Layers that can keep any number of bytes, with 10,000 others assumed."""
+
+        def within_bytes(self, size):
+            return SimpleNamespace(budget=size - 10_000, kept=size - 10_000)
+
+        def chosen(self, allocation):
+            return allocation
+
+    monkeypatch.setattr(artifact_size, "artifact_bytes", lambda _run, found: found.kept + 2000 + found.kept // 50)
+    found = artifact_size.fill_size(None, 20_000, Layers())
+    assert 19_995 <= found.kept + 2000 + found.kept // 50 <= 20_000
 
 
 def test_shards_and_another_dtype_are_counted(run, model_folder):
