@@ -15,6 +15,8 @@ _STRIDES = (2, 1)
 # decreases, so above the second bound smaller ratios need not be tried.
 _SWEPT_WITHIN = 1.25
 _CONTINUED_WITHIN = 1.5
+# Shapes that are tried to see whether a search is worth its time are evenly among all, one less than this.
+_TRIED = 3
 
 
 def best_factorizations(
@@ -62,6 +64,25 @@ def best_factorizations(
             yield factorization if error > _SWEPT_WITHIN * competing_error else improve(factorization)
             if error > _CONTINUED_WITHIN * competing_error:
                 return
+
+
+def least_error_roughly(
+    layer: PreparedLayer, ratio: float, rank_nnz_ratios: Sequence[float], *, itemsize: int | None = None
+) -> float | None:
+    """Return the least relative output error of a few shapes at a ratio; None if no shape meets it.
+
+    The search of `best_factorizations` has not been observed to end more than a tenth below it.
+
+    Args:
+        layer: the prepared layer.
+        ratio: compression ratio of the layer.
+        rank_nnz_ratios: as in `best_factorizations`.
+        itemsize: as in `best_factorizations`.
+    """
+    shapes = budget.candidate_shapes(*layer.weight.shape, ratio, rank_nnz_ratios, itemsize=itemsize)
+    tried = [shapes[len(shapes) * part // _TRIED] for part in range(1, _TRIED)] if shapes else []
+    errors = [factorize_layer(layer, *shape, sweeps=0).reconstruction_error() for shape in dict.fromkeys(tried)]
+    return min(errors, default=None)
 
 
 def _descend(layer: PreparedLayer, shapes: list[budget.Shape], position: int, objective: str) -> Factorization:
