@@ -48,7 +48,7 @@ def prune_with_compensation(
 def compensated_errors(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, count: int) -> Float[Tensor, " d_out"]:
     """Return the error of each output after such pruning, with inputs in the order of rounding, in float64.
 
-    It takes as long as half a product with G, once the factor of G is known: a cheap estimate of what pruning can reach.
+    It takes as long as half a product with G, once the factor of G is known: an estimate of what pruning can reach.
 
     Args:
         weight: W, in the dtype to compute in.

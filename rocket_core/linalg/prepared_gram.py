@@ -1,4 +1,4 @@
-"""A Gram matrix with what pruning and rounding derive from it, each computed once for all layers that read one input."""
+"""A Gram matrix with what pruning and rounding derive from it, computed once for all layers that read the input."""
 
 from dataclasses import dataclass, field
 

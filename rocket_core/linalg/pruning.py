@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rocket_core.linalg.least_squares import UnitGram, descend, inner_product, largest
+from rocket_core.linalg.rough_products import rough_products
 
 # Allowed excess of the error over the minimum on a support, relative to the minimum. Intermediate steps need no high
 # accuracy, as they only score which entries to remove next, and the bound is loose: most errors are within a hundredth.
@@ -35,7 +36,7 @@ _SPARSE_FROM, _SPARSE_POWER = 0.65, 1.5
 # Iterations for each number of entries of a path.
 _PATH_CHOICES, _PATH_REFITS = 10, 3
 # Numbers of entries with the same pull, as its inverse costs n³.
-_COUNTS_PER_PULL = 3
+_COUNTS_PER_PULL = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +92,7 @@ def prune_path(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, counts: Sequ
 def split_path(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, counts: Sequence[int]) -> Iterator[PrunedWeight]:
     """Prune a weight to fewer and fewer entries by splitting, each time starting from the result before.
 
-    Takes 14 products with a matrix for each count, and n³ for every third.
+    Takes 14 products with a matrix for each count, and n³ for every fourth.
 
     Args:
         weight: W.
@@ -188,11 +189,14 @@ class _Splitting:
         Args:
             resolvent: p(G + pI)⁻¹.
             count: entries to keep.
-            choices: iterations that choose a new support.
+            choices: iterations that choose a new support; a rough product suffices for them.
             refits: iterations that only refit its values.
         """
         for turn in range(choices + refits):
-            if self._started:
+            if self._started and turn < choices:
+                with rough_products():
+                    self._step(resolvent)
+            elif self._started:
                 self._step(resolvent)
             self._started = True
             if turn < choices:

@@ -23,7 +23,7 @@ from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.rank_search import best_factorizations, least_error_roughly
 
 # A rough error above so many times the competing one ends the search before it begins.
-_PROMISING_WITHIN = 1.75
+_PROMISING_WITHIN = 1.4
 
 
 def settings_of(config: CompressionConfig) -> FactorizerSettings:

@@ -8,13 +8,14 @@ from rocket_core import budget
 from rocket_core.config import Objective
 from rocket_core.linalg.factorization import Factorization, PreparedLayer, factorize_layer, improve
 
-# At a fixed budget the error falls and then rises with the rank, so a coarse and then a fine descent find its minimum.
+# At a fixed budget the error falls and then rises with the rank, so a coarse and then a fine descent find its minimum;
+# from the minimum of the neighbouring ratio a fine one does.
 _STRIDES = (2, 1)
 # Heuristic bounds, as multiples of the competing error. Sweeps have not been observed to lower an error by more than a
 # sixth, so above the first bound sweeps cannot help. Dictionaries fall further short of pruned weights as the ratio
 # decreases, so above the second bound smaller ratios need not be tried.
 _SWEPT_WITHIN = 1.25
-_CONTINUED_WITHIN = 1.5
+_CONTINUED_WITHIN = 1.25
 # Shapes that are tried to see whether a search is worth its time are evenly among all, one less than this.
 _TRIED = 3
 
@@ -58,7 +59,8 @@ def best_factorizations(
     ):
         shapes = budget.candidate_shapes(d_in, d_out, ratio, rank_nnz_ratios, itemsize=itemsize)
         if shapes:
-            factorization = _descend(layer, shapes, _start(shapes, previous), objective)
+            strides = _STRIDES if previous is None else _STRIDES[1:]
+            factorization = _descend(layer, shapes, _start(shapes, previous), objective, strides)
             previous = factorization.rank, factorization.nnz
             error = factorization.reconstruction_error() if competing_errors else 0.0
             yield factorization if error > _SWEPT_WITHIN * competing_error else improve(factorization)
@@ -85,10 +87,12 @@ def least_error_roughly(
     return min(errors, default=None)
 
 
-def _descend(layer: PreparedLayer, shapes: list[budget.Shape], position: int, objective: str) -> Factorization:
+def _descend(
+    layer: PreparedLayer, shapes: list[budget.Shape], position: int, objective: str, strides: Sequence[int]
+) -> Factorization:
     """Descend from `position` to the shape of least error, with only the best factorization in memory."""
     search = _Search(layer=layer, shapes=shapes, objective=objective)
-    for stride in _STRIDES:
+    for stride in strides:
         while True:
             neighbours = [
                 index for index in (position, position - stride, position + stride) if 0 <= index < len(shapes)

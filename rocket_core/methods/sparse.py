@@ -22,10 +22,10 @@ SPARSE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 
 # Ratios at which a layer is pruned to measure errors; errors are smooth enough to interpolate the rest.
 _MEASURED_RATIOS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
-# Errors are measured on a sample of the outputs: at least this many, this share, but no more than the last number.
+# Errors are measured on a sample of the outputs: at least this many, and this share, but no more entries than the last.
 _SAMPLED_OUTPUTS = 128
 _SAMPLED_PART = 1 / 8
-_MOST_SAMPLED = 512
+_MOST_SAMPLED = 2**20
 # Replaces zero before taking logarithms.
 _NEXT_TO_ZERO = 1e-200
 
@@ -72,7 +72,7 @@ def _measure(
     """Return the relative errors of the output and of the weight at the given numbers of nonzeros."""
     energies = problem.output_energies()
     d_out = len(energies)
-    number = min(d_out, _MOST_SAMPLED, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
+    number = min(d_out, max(_SAMPLED_OUTPUTS, min(_MOST_SAMPLED // len(weight), math.ceil(_SAMPLED_PART * d_out))))
     # Evenly from outputs of large and of small energy.
     sample = energies.argsort()[((torch.arange(number) + 0.5) * d_out / number).long()]
     part = weight if number == d_out else weight[:, sample].contiguous()
