@@ -114,7 +114,7 @@ def _listed(record: Operations) -> list[str]:
     every = {**record.products, **record.factorizations, **record.others}
     ordered = sorted(every.items(), key=lambda pair: -pair[1].seconds)[:_MOST_LISTED]
     return [
-        f"{stage} {what}: {spent.seconds:.1f} s, {spent.calls} calls, {spent.operations / max(spent.seconds, 1e-9) / 1e9:.0f} GF/s"
+        f"{stage} {what}: {spent.seconds:.1f} s, {spent.calls} calls, {spent.operations:.3g} operations"
         for (stage, what), spent in ordered
     ]
 

@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rocket_core.linalg.least_squares import largest
-from rocket_core.linalg.rounding import RoundingGram
 
 COMPENSATION_BLOCK = 128
 """Inputs among which entries are compared; later inputs are corrected for their removal by one matrix product."""
@@ -41,39 +40,17 @@ def prune_with_compensation(
         Frantar and Alistarh, "SparseGPT: massive language models can be accurately pruned in one-shot", 2023,
         algorithm 1, with its adaptive mask.
     """
+    d_in, d_out = weight.shape
     factor, fires = _inverse_factor(gram)
-    return _pruned(weight.masked_fill(~fires[:, None], 0), factor, count)
-
-
-def compensated_errors(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, count: int) -> Float[Tensor, " d_out"]:
-    """Return the error of each output after such pruning, with inputs in the order of rounding, in float64.
-
-    It takes as long as half a product with G, once the factor of G is known: an estimate of what pruning can reach.
-
-    Args:
-        weight: W, in the dtype to compute in.
-        gram: prepared Gram matrix, in the weight's dtype.
-        count: entries to keep.
-    """
-    pruned, _ = _pruned(weight[gram.order], gram.factor, count)
-    difference = torch.empty_like(weight)
-    difference[gram.order] = pruned
-    return gram.errors(weight - difference)
-
-
-def _pruned(
-    current: Float[Tensor, "d_in d_out"], factor: Float[Tensor, "d_in d_in"], count: int
-) -> tuple[Float[Tensor, "d_in d_out"], Bool[Tensor, "d_in d_out"]]:
-    """Return the pruned weight and its support, given the weight, which is overwritten."""
-    d_in, d_out = current.shape
-    support = torch.zeros_like(current, dtype=torch.bool)
+    current = weight.masked_fill(~fires[:, None], 0)
+    support = torch.zeros_like(weight, dtype=torch.bool)
     for start in range(0, d_in, COMPENSATION_BLOCK):
         stop = min(start + COMPENSATION_BLOCK, d_in)
         pivots = factor.diagonal()[start:stop]
         scores = (current[start:stop] / pivots[:, None]).square()
         kept = largest(scores, round(count * stop / d_in) - round(count * start / d_in))
         support[start:stop] = kept
-        scaled_errors = torch.empty(stop - start, d_out, dtype=current.dtype, device=current.device)
+        scaled_errors = torch.empty(stop - start, d_out, dtype=weight.dtype, device=weight.device)
         for at, row in enumerate(range(start, stop)):
             error = current[row].masked_fill(kept[at], 0) / pivots[at]
             current[row:stop] -= torch.outer(factor[row, row:stop], error)

@@ -35,6 +35,8 @@ _AFTER_SPLITTING = 1e-2
 _SPARSE_FROM, _SPARSE_POWER = 0.65, 1.5
 # Iterations for each number of entries of a path.
 _PATH_CHOICES, _PATH_REFITS = 10, 3
+# Inputs from which on choosing a support does with rough products: in small layers single entries matter.
+_ROUGH_FROM = 512
 # Numbers of entries with the same pull, as its inverse costs n³.
 _COUNTS_PER_PULL = 4
 
@@ -193,7 +195,7 @@ class _Splitting:
             refits: iterations that only refit its values.
         """
         for turn in range(choices + refits):
-            if self._started and turn < choices:
+            if self._started and turn < choices and len(resolvent) >= _ROUGH_FROM:
                 with rough_products():
                     self._step(resolvent)
             elif self._started:

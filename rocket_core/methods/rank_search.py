@@ -13,7 +13,7 @@ from rocket_core.linalg.factorization import Factorization, PreparedLayer, facto
 _STRIDES = (2, 1)
 # Heuristic bounds, as multiples of the competing error. Sweeps have not been observed to lower an error by more than a
 # sixth, so above the first bound sweeps cannot help. Dictionaries fall further short of pruned weights as the ratio
-# decreases, so above the second bound smaller ratios need not be tried.
+# decreases, so above the second bound, which leaves room for errors of both, smaller ratios need not be tried.
 _SWEPT_WITHIN = 1.25
 _CONTINUED_WITHIN = 1.25
 # Shapes that are tried to see whether a search is worth its time are evenly among all, one less than this.
@@ -43,8 +43,7 @@ def best_factorizations(
         objective: error to minimise: in the original space if `weight`, else that of the output.
         itemsize: bytes per stored number if ratios are of bytes; None if they are of parameters.
         competing_errors: relative output error at each ratio of the alternative to a dictionary; empty without
-            alternative. A factorization is not swept if its error is over 1.25 times that, and is the last one if over
-            1.5 times.
+            alternative. A factorization is not swept, and is the last one, if its error is over 1.25 times that.
 
     Yields:
         One factorization for each ratio that some shape of this layer meets, by decreasing ratio.

@@ -53,13 +53,12 @@ class Rocket(Method):
         return factored + pruned + codes
 
     def _is_hopeless(self, sample: SampledOutputs, codes: Sequence[Candidate]) -> bool:
-        """Return whether pruned weights are far worse than codes of the same size, by a cheap estimate."""
-        shape = sample.problem.shape
-        competing = errors_at(codes, shape, _COMPARED_RATIOS, self.budget_itemsize) if codes else []
-        return bool(competing) and all(
-            sparse.rough_error(sample, ratio, self.budget_itemsize) > _HOPELESS * error
-            for ratio, error in zip(_COMPARED_RATIOS, competing, strict=True)
-        )
+        """Return whether pruned weights are far worse than codes of the same size, measured on few outputs."""
+        if not codes:
+            return False
+        competing = errors_at(codes, sample.problem.shape, _COMPARED_RATIOS, self.budget_itemsize)
+        found = sparse.rough_errors(sample, _COMPARED_RATIOS, self.budget_itemsize)
+        return all(own > _HOPELESS * error for own, error in zip(found, competing, strict=True))
 
     def _codes(self, problem: LayerProblem) -> tuple[list[Candidate], SampledOutputs | None]:
         config = self.config

@@ -11,7 +11,6 @@ from torch import Tensor
 from rocket_core import budget
 from rocket_core.candidates import Candidate
 from rocket_core.layers import LayerFactors
-from rocket_core.linalg.compensated_pruning import compensated_errors
 from rocket_core.linalg.least_squares import largest
 from rocket_core.linalg.pruning import prune, split_path
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
@@ -26,6 +25,8 @@ _MEASURED_RATIOS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
 _SAMPLED_OUTPUTS = 128
 _SAMPLED_PART = 1 / 8
 _MOST_SAMPLED = 2**20
+# Outputs that suffice to see whether pruned weights come near codes.
+_ROUGHLY_SAMPLED = 64
 # Replaces zero before taking logarithms.
 _NEXT_TO_ZERO = 1e-200
 
@@ -163,19 +164,23 @@ def candidate(
     )
 
 
-def rough_error(sample: SampledOutputs, ratio: float, itemsize: int | None) -> float:
-    """Return an estimate of the relative output error at a ratio, at most a third too large, without much work.
+def rough_errors(sample: SampledOutputs, ratios: Sequence[float], itemsize: int | None) -> list[float]:
+    """Return relative output errors at ascending ratios, measured on few outputs; infinite where nothing is left.
 
     Args:
         sample: outputs of the layer.
-        ratio: compression ratio.
+        ratios: compression ratios.
         itemsize: bytes of a stored number if ratios are of bytes; None if they are of parameters.
     """
-    weight = sample.weight * sample.importance.sqrt().to(sample.weight.dtype)
-    found = counts(*weight.shape, (ratio,), itemsize)
-    if not found or sample.sampled_energy <= 0:
-        return math.inf
-    return (float(compensated_errors(weight, sample.gram, found[0]).sum()) / sample.sampled_energy) ** 0.5
+    few = slice(None, None, max(1, len(sample.outputs) // _ROUGHLY_SAMPLED))
+    weight = (sample.weight * sample.importance.sqrt().to(sample.weight.dtype))[:, few].contiguous()
+    energy = float(output_errors(sample.problem.gram(), weight).sum())
+    stops = counts(*weight.shape, ratios, itemsize)
+    found = [
+        (pruned.error / energy) ** 0.5 if energy > 0 else 0.0
+        for pruned in split_path(weight, sample.problem.prepared_gram().unit, stops)
+    ]
+    return found + [math.inf] * (len(ratios) - len(found))
 
 
 def compress(problem: LayerProblem, nnz: int) -> CompressedLayer:
