@@ -3,7 +3,7 @@
     python -m benchmarks.scale --model llama-3.2-1b [--model ...] --out FOLDER [--blocks 2] [--target ratio=0.5 ...]
 
 It makes a model with the shapes of a real one (`shapes`), with random weights that have the properties of trained ones
-(`weights`), compresses it in a process of its own with one thread, and prints for each preset and target: processor
+(`weights`), compresses it in a separate process with one thread, and prints for each preset and target: processor
 time by stage; operations of all matrix products, and their speed as a part of that of `torch.mm` for the same matrices;
 peak memory and disk; and what follows for the blocks of the whole model, whose time is in proportion to their number.
 Results are in OUT as JSON; saved ones are not repeated.

@@ -1,4 +1,4 @@
-"""One measured compression, in a process of its own."""
+"""One measured compression, for `benchmarks.scale`."""
 
 import argparse
 import json

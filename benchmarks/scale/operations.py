@@ -58,7 +58,7 @@ class Spent:
         self.seconds += seconds
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
     """A record of the operations in a block of code; time is that of the processor, or of an accelerator.
 
     Attributes:
@@ -69,7 +69,7 @@ class Operations(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.stage = ""
         self.products: dict[tuple[str, Product], Spent] = defaultdict(Spent)
         self.factorizations: dict[tuple[str, str], Spent] = defaultdict(Spent)

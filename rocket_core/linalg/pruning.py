@@ -3,6 +3,7 @@
 Pure functions of tensors. A pruned layer stores its nonzero entries and one bit per entry; it has no dictionary.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -168,7 +169,8 @@ def _pull(mean: float, ratio: float) -> float:
         mean: mean eigenvalue of the Gram matrix.
         ratio: part of the entries to remove.
     """
-    return mean ** (1 - _SPARSE_POWER * max(0.0, ratio - _SPARSE_FROM)) * (0.7 + 0.75 * ratio)
+    power: float = 1 - _SPARSE_POWER * max(0.0, ratio - _SPARSE_FROM)
+    return math.pow(mean, power) * (0.7 + 0.75 * ratio)
 
 
 class _Splitting:

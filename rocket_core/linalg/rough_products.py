@@ -13,7 +13,7 @@ def rough_products() -> Iterator[None]:
 
     Sums stay in float32. Other CPUs and accelerators compute as before.
     """
-    settings = torch.backends.mkldnn.matmul
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch adds it when it is imported
     before = settings.fp32_precision
     if _has_tiles():
         settings.fp32_precision = "bf16"

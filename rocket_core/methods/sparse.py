@@ -96,8 +96,8 @@ def _cut(
 ) -> tuple[float, float]:
     """Return how many times as much is cut from all outputs as from a sample, in output and in weight.
 
-    Entries with little energy of their own are cut, without correcting the others. The errors of pruning are a smaller
-    but similar part of that for all outputs.
+    The entries with the least energy are cut, without correcting the others. The errors of pruning are a smaller but
+    similar part of that for all outputs.
     """
     if sample is None:
         return 1.0, 1.0
