@@ -63,7 +63,7 @@ class PreparedLayer:
 
     @property
     def weight_core(self) -> Float[Tensor, "side d_out"]:
-        """A matrix of at most min(d_in, d_out) rows with the same inner products as W, from which ‖W - UC‖ is computed."""
+        """A matrix of at most min(d_in, d_out) rows with the same inner products as W, to compute ‖W - UC‖ from."""
         if self._core is None:
             tall = self.weight.shape[0] > self.weight.shape[1]
             core = torch.linalg.qr(self.weight.double(), mode="r").R if tall else self.weight
