@@ -73,7 +73,8 @@ def main() -> None:
 def _measured(model: Path, preset: str, target: str, tokens: int, file: Path) -> dict[str, Any]:
     """Return what a compression took, and what its operations took in a second run."""
     if file.exists():
-        return json.loads(file.read_text(encoding="utf-8"))
+        saved: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return saved
     key, _, value = target.partition("=")
     settings = {
         "preset": preset,
@@ -99,7 +100,8 @@ def _child(model: Path, settings: dict[str, Any], file: Path, *more: str) -> dic
         text=True,
     )
     shutil.rmtree(output, ignore_errors=True)
-    return json.loads(finished.stdout)
+    result: dict[str, Any] = json.loads(finished.stdout)
+    return result
 
 
 if __name__ == "__main__":

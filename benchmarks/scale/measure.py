@@ -111,7 +111,9 @@ def _sums(parts: Any) -> dict[str, float]:
 
 
 def _listed(record: Operations) -> list[str]:
-    every = {**record.products, **record.factorizations, **record.others}
+    every: dict[Any, Spent] = {}
+    for part in (record.products, record.factorizations, record.others):
+        every.update(part)
     ordered = sorted(every.items(), key=lambda pair: -pair[1].seconds)[:_MOST_LISTED]
     return [
         f"{stage} {what}: {spent.seconds:.1f} s, {spent.calls} calls, {spent.operations:.3g} operations"

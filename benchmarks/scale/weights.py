@@ -60,7 +60,7 @@ def _tensor(name: str, shape: tuple[int, ...], massive: Tensor, blocks: int, gen
         gains = 0.2 * torch.randn(shape, generator=generator)
         if "layernorm" in name or name == "model.norm.weight":
             gains[massive] += math.log(_MASSIVE_GAIN)
-        return gains.exp()
+        return torch.exp(gains)
     if "embed_tokens" in name or "lm_head" in name:
         rows = torch.randn(shape, generator=generator) * _falling(shape[1], _EMBEDDING_DECAY)
         rows = rotated(rows)
@@ -80,10 +80,12 @@ def _matrix(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 def _falling(n: int, power: float) -> Tensor:
     """Return scales that fall like a power of their place, with a mean square of 1."""
     scales = (torch.arange(n) + _BEGIN).float() ** -power
-    return scales / scales.square().mean().sqrt()
+    found: Tensor = scales / scales.square().mean().sqrt()
+    return found
 
 
 def rotated(rows: Tensor) -> Tensor:
     """Return rows in another orthonormal basis, by a Hartley transform."""
     spectrum = torch.fft.fft(rows)
-    return (spectrum.real - spectrum.imag) / rows.shape[-1] ** 0.5
+    found: Tensor = (spectrum.real - spectrum.imag) / rows.shape[-1] ** 0.5
+    return found

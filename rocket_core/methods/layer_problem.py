@@ -115,7 +115,7 @@ class LayerProblem:
                 basis = self.eigenbasis()
                 self._energies = basis.directions.double().square() @ basis.singular_values.double().square()
             else:
-                parts = (part.to(self.precision) for part in self.weight.split(OUTPUTS_AT_ONCE, dim=1))
+                parts = (part.to(self.precision) for part in torch.split(self.weight, OUTPUTS_AT_ONCE, dim=1))
                 energies = torch.cat([output_errors(self.gram(), part) for part in parts])
                 weights = self.output_weights
                 self._energies = energies if weights is None else energies * weights.double().square()

@@ -80,7 +80,8 @@ def least_error_roughly(
         rank_nnz_ratios: as in `best_factorizations`.
         itemsize: as in `best_factorizations`.
     """
-    shapes = budget.candidate_shapes(*layer.weight.shape, ratio, rank_nnz_ratios, itemsize=itemsize)
+    d_in, d_out = layer.weight.shape
+    shapes = budget.candidate_shapes(d_in, d_out, ratio, rank_nnz_ratios, itemsize=itemsize)
     tried = [shapes[len(shapes) * part // _TRIED] for part in range(1, _TRIED)] if shapes else []
     errors = [factorize_layer(layer, *shape, sweeps=0).reconstruction_error() for shape in dict.fromkeys(tried)]
     return min(errors, default=None)

@@ -85,7 +85,8 @@ def _measure(
         found.append([error * share for error, share in zip(own, cut, strict=True)])
     wholes = float(energies.sum()), float(weight.double().square().sum())
     shares = [[part / whole if whole > 0 else 0.0 for part, whole in zip(pair, wholes, strict=True)] for pair in found]
-    return np.minimum(np.sqrt(np.array(shares).reshape(-1, 2)), 1.0)
+    relative: Float64[np.ndarray, "stops 2"] = np.minimum(np.sqrt(np.array(shares).reshape(-1, 2)), 1.0)
+    return relative
 
 
 def _cut(
@@ -175,7 +176,8 @@ def rough_errors(sample: SampledOutputs, ratios: Sequence[float], itemsize: int 
     few = slice(None, None, max(1, len(sample.outputs) // _ROUGHLY_SAMPLED))
     weight = (sample.weight * sample.importance.sqrt().to(sample.weight.dtype))[:, few].contiguous()
     energy = float(output_errors(sample.problem.gram(), weight).sum())
-    stops = counts(*weight.shape, ratios, itemsize)
+    d_in, d_out = weight.shape
+    stops = counts(d_in, d_out, ratios, itemsize)
     found = [
         (pruned.error / energy) ** 0.5 if energy > 0 else 0.0
         for pruned in split_path(weight, sample.problem.prepared_gram().unit, stops)
