@@ -74,7 +74,8 @@ def _matrix(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     rows, columns = shape
     weight = rotated(torch.randn(rows, columns, generator=generator) * _falling(columns, _DECAY))
     weight[:, torch.randperm(columns, generator=generator)[: columns // _OUTLIERS]] *= _OUTLIER_SIZE
-    return weight / columns**0.5
+    found: Tensor = weight / columns**0.5
+    return found
 
 
 def _falling(n: int, power: float) -> Tensor:
