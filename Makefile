@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile --no-loadscope-reorder \
 	--jaxtyping-packages=$(SHAPED),beartype.beartype
 
-.PHONY: demo test test-all test-system check docs docs-links test-gpu bench soak lock lock-torch sbom pin-images format clean
+.PHONY: demo test test-all test-system check docs docs-links test-gpu bench bench-gpu soak lock lock-torch sbom pin-images format clean
 
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
@@ -53,6 +53,12 @@ test-gpu: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+# On a machine with a GPU: its tests, and the table of compressions at the sizes of real models.
+bench-gpu: $(STAMP)
+	$(BIN)/pytest -m gpu
+	$(BIN)/python -m benchmarks.scale --model llama-3.2-1b --model qwen3-8b --model llama-3.3-70b --model qwen3-30b-a3b \
+		--out build/scale --markdown build/scale/table.md
 
 # Slow proofs: the service under load and under kills, the other cases of each sweep, and more random inputs.
 soak: $(STAMP)

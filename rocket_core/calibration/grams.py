@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rocket_core.errors import NonFiniteCalibrationError
+from rocket_core.linalg.rough_products import rough_products
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.models.architecture import oriented_weight
 
@@ -159,7 +160,7 @@ class _Collector:
             if group.from_output:
                 sums.energy = self._added(sums.energy, rows.square().sum(0), name)
             else:
-                sums.gram = self._added(sums.gram, rows.mT @ rows, name)
+                sums.gram = self._added(sums.gram, _product(rows, first_input(args, kwargs).dtype), name)
                 sums.energy = sums.gram.diagonal()
         if group.from_output:
             # Subtracting a large bias from a rounded output would leave noise; a second product costs little.
@@ -191,6 +192,14 @@ class _Collector:
                 "a wider dtype (dtype float32), or check its weights and the calibration text"
             )
         return term.double() if total is None else total.add_(term)
+
+
+def _product(rows: Float[Tensor, "rows features"], dtype: torch.dtype) -> Float[Tensor, "features features"]:
+    """Return the Gram matrix of rows that have been converted from a dtype."""
+    if dtype == torch.bfloat16:
+        with rough_products():  # Exact, as the factors need not be rounded.
+            return rows.mT @ rows
+    return rows.mT @ rows
 
 
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

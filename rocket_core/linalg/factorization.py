@@ -7,7 +7,7 @@ concatenated by columns), and errors weighted by output (W with scaled columns; 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float
@@ -40,14 +40,12 @@ class FactorizerSettings:
     metric: WeightMetric = "frobenius"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class PreparedLayer:
     """The precomputed data that all candidates of a layer share.
 
     Attributes:
         weight: W.
-        weight_core: a matrix of at most min(d_in, d_out) rows with the same inner products as W; ‖W - UC‖ is
-            computed from it at the cost of the smaller side.
         basis: V and Σ, in the computing dtype.
         importance: importance of every coefficient.
         settings: the factorizer's settings.
@@ -56,12 +54,21 @@ class PreparedLayer:
     """
 
     weight: Float[Tensor, "d_in d_out"]
-    weight_core: Float[Tensor, "side d_out"]
     basis: Eigenbasis
     importance: Float[Tensor, "m d_out"]
     settings: FactorizerSettings
     weight_energy: float
     whitened_energy: float
+    _core: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def weight_core(self) -> Float[Tensor, "side d_out"]:
+        """A matrix of at most min(d_in, d_out) rows with the same inner products as W, to compute ‖W - UC‖ from."""
+        if self._core is None:
+            tall = self.weight.shape[0] > self.weight.shape[1]
+            core = torch.linalg.qr(self.weight.double(), mode="r").R if tall else self.weight
+            self._core = core.to(self.weight.dtype)
+        return self._core
 
     @property
     def max_rank(self) -> int:
@@ -170,23 +177,20 @@ def prepare_layer(
     References:
         ROCKET, equations 4-7.
     """
-    precise = weight.to(torch.float64)
-    directions = basis.directions.to(torch.float64)
-    lengths = torch.linalg.vector_norm(precise @ directions, dim=0)
+    directions = basis.directions.to(dtype)
     balance = settings.importance_balance
-    row_importance = basis.singular_values ** (1 - balance) * lengths**balance
+    row_importance = basis.singular_values ** (1 - balance)
+    if balance > 0:
+        precise = weight.double() @ basis.directions.double()
+        row_importance = row_importance * torch.linalg.vector_norm(precise, dim=0) ** balance
     # Stored with outputs as rows, so that selecting within a column reads contiguous memory.
-    importance = (directions.abs() * row_importance).to(dtype).contiguous().mT
-    core = precise if weight.shape[0] <= weight.shape[1] else torch.linalg.qr(precise, mode="r").R
+    importance = (directions.abs() * row_importance.to(dtype)).contiguous().mT
     return PreparedLayer(
         weight=weight.to(dtype),
-        weight_core=core.to(dtype),
-        basis=Eigenbasis(
-            directions=basis.directions.to(dtype).contiguous(), singular_values=basis.singular_values.to(dtype)
-        ),
+        basis=Eigenbasis(directions=directions.contiguous(), singular_values=basis.singular_values.to(dtype)),
         importance=importance,
         settings=settings,
-        weight_energy=float(precise.square().sum()),
+        weight_energy=float(weight.square().sum(dtype=torch.float64)),
         whitened_energy=float(basis.singular_values.square().sum(dtype=torch.float64)),
     )
 

@@ -43,7 +43,7 @@ class UnitGram:
         """
         fires = gram.diagonal() > 0
         lengths = torch.where(fires, gram.diagonal().sqrt(), 1)
-        return cls(matrix=gram / lengths[:, None] / lengths, lengths=lengths, fires=fires.to(gram.dtype))
+        return cls(matrix=(gram / lengths[:, None]).div_(lengths), lengths=lengths, fires=fires.to(gram.dtype))
 
     @property
     def inverse(self) -> Float[Tensor, "n n"]:
@@ -58,7 +58,7 @@ class UnitGram:
         It is 1 for uncorrelated inputs, and decreases as more of their energy is concentrated in a few directions. If
         the factorization fails because of rounding, it is 0.
         """
-        factor, info = torch.linalg.cholesky_ex(self.matrix + torch.diag(_JITTERS[0] + 1 - self.fires))
+        factor, info = torch.linalg.cholesky_ex(_added(self.matrix, _JITTERS[0] + 1 - self.fires))
         if int(info) != 0:
             return 0.0
         logarithms = 2 * factor.diagonal().double().log()
@@ -66,7 +66,7 @@ class UnitGram:
 
     def resolvent(self, pull: float) -> Float[Tensor, "n n"]:
         """Return p(G + pI)⁻¹ for a pull p > 0, large enough for the sum to be invertible; costs n³."""
-        pulled = self.matrix + torch.diag(torch.full_like(self.lengths, pull))
+        pulled = _added(self.matrix, torch.full_like(self.lengths, pull))
         return torch.cholesky_inverse(torch.linalg.cholesky(pulled)).mul_(pull)
 
 
@@ -74,11 +74,18 @@ def _inverse(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     wide = matrix.double()
     ones = torch.where(wide.diagonal() > 0, 0.0, 1.0)
     for jitter in _JITTERS:
-        factor, info = torch.linalg.cholesky_ex(wide + torch.diag(ones + jitter))
+        factor, info = torch.linalg.cholesky_ex(_added(wide, ones + jitter))
         if int(info) == 0:
             return torch.cholesky_inverse(factor).to(matrix.dtype)
     # Any positive diagonal works as a preconditioner, but converges more slowly.
     return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+
+
+def _added(matrix: Float[Tensor, "n n"], diagonal: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:
+    """Return a copy of a matrix with something added to its diagonal."""
+    copy = matrix.clone()
+    copy.diagonal().add_(diagonal)
+    return copy
 
 
 def solve_on_support(

@@ -65,7 +65,8 @@ class RoundingGram:
         diagonal = gram.diagonal()
         fires = diagonal > 0
         mean = float(diagonal[fires].mean()) if bool(fires.any()) else 1.0
-        damped = gram + torch.diag(torch.where(fires, damping * mean, mean))
+        damped = gram.clone()
+        damped.diagonal().add_(torch.where(fires, damping * mean, mean))
         return cls(matrix=damped, order=damped.diagonal().argsort(descending=True, stable=True))
 
     @property

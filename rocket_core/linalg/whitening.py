@@ -103,8 +103,9 @@ def shrunk_gram(gram: Float[Tensor, "d d"], tokens: int, shrinkage: float) -> Fl
     Returns:
         A new matrix on the device of `gram`.
     """
-    strength = shrinkage * gram.shape[0] / tokens
-    return gram + torch.diag(strength * gram.diagonal())
+    shrunk = gram.clone()
+    shrunk.diagonal().mul_(1 + shrinkage * gram.shape[0] / tokens)
+    return shrunk
 
 
 def shrunk_output_gram(
@@ -142,8 +143,8 @@ def whitening_factor(gram: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
     Raises:
         IllConditionedGramError: the matrix is not positive semi-definite, or all zero.
     """
-    mean_energy = gram.diagonal().mean()
-    damped = gram + torch.diag((_DAMPING * mean_energy).expand(gram.shape[0]))
+    damped = gram.clone()
+    damped.diagonal().add_(_DAMPING * gram.diagonal().mean())
     factor: Tensor
     factor, info = torch.linalg.cholesky_ex(damped, upper=True)
     if int(info) != 0:

@@ -7,7 +7,7 @@ from rocket_core.gguf_types import BLOCK_FORMATS, BlockType, block_types_for
 from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.block_rounding import round_to_blocks
 from rocket_core.linalg.block_scales import search_block_scales
-from rocket_core.linalg.rounding import RoundingGram, gptq
+from rocket_core.linalg.rounding import gptq
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance, parts_of_outputs
 
@@ -47,7 +47,7 @@ def compress(problem: LayerProblem, block_type: BlockType, *, splitting: bool) -
         block_type: how to store it.
         splitting: see `round_to_blocks`.
     """
-    gram, block_format = RoundingGram.of(problem.gram()), BLOCK_FORMATS[block_type]
+    gram, block_format = problem.prepared_gram().rounding, BLOCK_FORMATS[block_type]
     parts, errors = [], []
     for part in parts_of_outputs(problem):
         weight = problem.weight[:, part].to(problem.precision)

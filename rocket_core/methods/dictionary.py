@@ -8,6 +8,7 @@ import torch
 from rocket_core import budget
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, CompressionConfig, Objective
+from rocket_core.errors import IllConditionedGramError
 from rocket_core.layers import LayerFactors
 from rocket_core.linalg.factorization import (
     Factorization,
@@ -17,8 +18,12 @@ from rocket_core.linalg.factorization import (
     prepare_layer,
     with_best_dictionary,
 )
+from rocket_core.linalg.whitening import eigenbasis
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
-from rocket_core.methods.rank_search import best_factorizations
+from rocket_core.methods.rank_search import best_factorizations, least_error_roughly
+
+# A rough error above so many times the competing one ends the search before it begins.
+_PROMISING_WITHIN = 1.4
 
 
 def settings_of(config: CompressionConfig) -> FactorizerSettings:
@@ -68,6 +73,8 @@ def profile(
         budget_itemsize: the same if ratios are of bytes; None if they are of parameters.
         competing_errors: relative error at each ratio of the best other kind of candidate; see `best_factorizations`.
     """
+    if not _is_promising(problem, settings, ratios, shapes, budget_itemsize, competing_errors):
+        return []
     layer = prepare(problem, settings)
     factorizations = best_factorizations(
         layer, ratios, shapes, objective=objective, itemsize=budget_itemsize, competing_errors=competing_errors
@@ -90,8 +97,10 @@ def share(
 
     Arguments are as for `profile`, except that `competing_errors` has a list per member; all are empty if one is.
     """
+    together = _together(competing_errors, _member_energies(problem)) if competing_errors else ()
+    if not _is_promising(problem, settings, ratios, shapes, budget_itemsize, together):
+        return []
     layer = prepare(problem, settings)
-    together = _together(competing_errors, _output_energies(problem, layer)) if competing_errors else ()
     factorizations = best_factorizations(
         layer, ratios, shapes, objective="whitened", itemsize=budget_itemsize, competing_errors=together
     )
@@ -100,6 +109,31 @@ def share(
         for factorization in factorizations
         if factorization.nnz >= len(problem.output_widths)
     ][::-1]
+
+
+def _is_promising(
+    problem: LayerProblem,
+    settings: FactorizerSettings,
+    ratios: Sequence[float],
+    shapes: Sequence[float],
+    budget_itemsize: int | None,
+    competing_errors: Sequence[float],
+) -> bool:
+    """Return whether a dictionary may be better than what it competes with, at the largest ratio.
+
+    There dictionaries compare best, so that this saves all of a search, and its eigenbasis, which takes float64. Here
+    the computing precision suffices.
+    """
+    if not competing_errors or problem.statistics.gram is None:
+        return True
+    weight = problem.scaled_weight.to(problem.precision)
+    try:
+        basis = eigenbasis(weight, problem.gram())
+    except IllConditionedGramError:
+        return True
+    layer = prepare_layer(weight, basis, settings, dtype=problem.precision)
+    error = least_error_roughly(layer, ratios[-1], shapes, itemsize=budget_itemsize)
+    return error is None or error <= _PROMISING_WITHIN * competing_errors[-1]
 
 
 def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz: int) -> CompressedLayer:
@@ -182,6 +216,12 @@ def _together(errors: Sequence[Sequence[float]], energies: Sequence[float]) -> l
         _root_of_share(sum(error**2 * energy for error, energy in zip(at_ratio, energies, strict=True)), total)
         for at_ratio in zip(*errors, strict=True)
     ]
+
+
+def _member_energies(problem: LayerProblem) -> list[float]:
+    """Return ‖SW diag(w)‖² of each member."""
+    energies = problem.output_energies()
+    return [float(energies[part].sum()) for part in _parts(problem)]
 
 
 def _output_energies(problem: LayerProblem, layer: PreparedLayer) -> list[float]:

@@ -89,7 +89,7 @@ def compress(problem: LayerProblem, most_bytes: int) -> CompressedLayer:
     weight = problem.weight.to(problem.precision)
     importance = output_importance(problem)
     scale_bytes = coded_format(len(weight)).scale_bytes(*problem.shape)
-    rounded = _Search(weight, RoundingGram.of(problem.gram()), importance, most_bytes - scale_bytes).best()
+    rounded = _Search(weight, problem.prepared_gram().rounding, importance, most_bytes - scale_bytes).best()
     errors = output_errors(problem.gram(), weight - rounded.weight(weight.dtype))
     return CompressedLayer(factors=rounded, errors=errors * importance)
 

@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rocket_core.inspection.table_footprint import OUTPUTS_AT_ONCE
 from rocket_core.layers import StoredWeight
 from rocket_core.linalg.block_codes import BlockWeight
+from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import Eigenbasis, GramStatistics, basis_from_statistics, shrunk_gram
 
 # Small enough that a layer of any size with any error adds less to the loss than can be measured.
@@ -48,6 +50,8 @@ class LayerProblem:
             equally and errors do not estimate losses.
         output_widths: output features of each layer whose weight is a part of W.
         basis: the eigenbasis of S W diag(w), computed in float64; None until it is first needed.
+        prepared: G after shrinkage, with what is derived from it; None until it is first needed. Layers that read the
+            same input can have the same.
     """
 
     weight: Float[Tensor, "d_in d_out"]
@@ -57,7 +61,8 @@ class LayerProblem:
     output_weights: Float[Tensor, " d_out"] | None = None
     output_widths: tuple[int, ...] = ()
     basis: Eigenbasis | None = None
-    _gram: Tensor | None = field(default=None, repr=False)
+    prepared: PreparedGram | None = field(default=None, repr=False)
+    _energies: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.output_widths = self.output_widths or (self.weight.shape[1],)
@@ -93,11 +98,28 @@ class LayerProblem:
 
     def gram(self) -> Float[Tensor, "d_in d_in"]:
         """Return G after shrinkage, in the computing precision."""
+        return self.prepared_gram().matrix
+
+    def prepared_gram(self) -> PreparedGram:
+        """Return G after shrinkage, in the computing precision, with what is derived from it."""
         assert self.statistics.gram is not None, "calibration was asked for the Gram matrix of the input"
-        if self._gram is None:
-            gram = shrunk_gram(self.statistics.gram.double(), self.statistics.tokens, self.shrinkage)
-            self._gram = gram.to(self.precision)
-        return self._gram
+        if self.prepared is None:
+            gram = self.statistics.gram.to(self.precision)
+            self.prepared = PreparedGram(matrix=shrunk_gram(gram, self.statistics.tokens, self.shrinkage))
+        return self.prepared
+
+    def output_energies(self) -> Float[Tensor, " d_out"]:
+        """Return ‖S w_j‖² w_j² of each output j, in float64."""
+        if self._energies is None:
+            if self.statistics.gram is None:
+                basis = self.eigenbasis()
+                self._energies = basis.directions.double().square() @ basis.singular_values.double().square()
+            else:
+                parts = (part.to(self.precision) for part in torch.split(self.weight, OUTPUTS_AT_ONCE, dim=1))
+                energies = torch.cat([output_errors(self.gram(), part) for part in parts])
+                weights = self.output_weights
+                self._energies = energies if weights is None else energies * weights.double().square()
+        return self._energies
 
     def predicted_loss_increase(self, error: float) -> float | None:
         """Return the expected increase of the model's loss for ‖S(W - W̃)diag(w)‖² = error, in nats per token.

@@ -7,7 +7,7 @@ import torch
 from rocket_core.candidates import Candidate
 from rocket_core.code_format import CodeChoices, CodeFormat, formats_for
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, scale_exponent, search_scales
-from rocket_core.linalg.rounding import RoundingGram, gptq_each, round_weight
+from rocket_core.linalg.rounding import gptq_each, round_weight
 from rocket_core.methods import blocks
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance, parts_of_outputs
@@ -70,7 +70,7 @@ def compress(problem: LayerProblem, code_format: CodeFormat, *, splitting: bool)
         code_format: how to store it.
         splitting: see `round_weight`.
     """
-    gram = RoundingGram.of(problem.gram())
+    gram = problem.prepared_gram().rounding
     exponent = scale_exponent(problem.weight, code_format)
     codes, scales, errors = [], [], []
     for part in parts_of_outputs(problem):

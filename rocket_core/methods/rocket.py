@@ -10,6 +10,12 @@ from rocket_core.methods import blocks, dictionary, entropy_coded, quantized, ro
 from rocket_core.methods.base import Method
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs
+from rocket_core.methods.sparse import errors_at
+
+_COMPETING_KINDS = {"sparse", "quantized", "entropy_coded"}
+# Ratios at which pruned weights are compared with codes, and the factor by which all their errors are too large.
+_COMPARED_RATIOS = (0.2, 0.5, 0.8)
+_HOPELESS = 2.0
 
 
 class Rocket(Method):
@@ -29,7 +35,8 @@ class Rocket(Method):
         """Return the best factorization at each ratio, then pruned and rounded weights."""
         factored: list[Candidate] = []
         pruned: list[Candidate] = []
-        if "sparse" in self.config.kinds:
+        codes, sample = self._codes(problem)
+        if "sparse" in self.config.kinds and not (sample and self._is_hopeless(sample, codes)):
             pruned = sparse.profile(problem, stored_itemsize=self.itemsize, budget_itemsize=self.budget_itemsize)
         shapes = dictionary.rank_nnz_ratios(self.config)
         if shapes:
@@ -41,15 +48,27 @@ class Rocket(Method):
                 objective=self.config.objective,
                 stored_itemsize=self.itemsize,
                 budget_itemsize=self.budget_itemsize,
-                competing_errors=self._competing_errors(pruned, problem.shape),
+                competing_errors=self._competing_errors(pruned + codes, problem.shape),
             )
-        return factored + pruned + self._codes(problem)
+        return factored + pruned + codes
 
-    def _codes(self, problem: LayerProblem) -> list[Candidate]:
+    def _is_hopeless(self, sample: SampledOutputs, codes: Sequence[Candidate]) -> bool:
+        """Return whether pruned weights are far worse than codes of the same size, measured on few outputs."""
+        if not codes:
+            return False
+        competing = errors_at(codes, sample.problem.shape, _COMPARED_RATIOS, self.budget_itemsize)
+        found = sparse.rough_errors(sample, _COMPARED_RATIOS, self.budget_itemsize)
+        return all(own > _HOPELESS * error for own, error in zip(found, competing, strict=True))
+
+    def _codes(self, problem: LayerProblem) -> tuple[list[Candidate], SampledOutputs | None]:
         config = self.config
         if not config.quantizes:
-            return []
+            return [], None
         sample = SampledOutputs.of(problem)
+        return self._codes_of(problem, sample), sample
+
+    def _codes_of(self, problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
+        config = self.config
         coded = entropy_coded.profile(problem, sample) if config.entropy_codes else []
         if "quantized" not in config.kinds:
             return coded
@@ -79,11 +98,13 @@ class Rocket(Method):
         )
 
     def _competing_errors(self, candidates: Sequence[Candidate], shape: tuple[int, int]) -> list[float]:
-        """Return the errors of pruned weights at each ratio, to compare with a dictionary's; empty to not compare."""
-        pruned = [candidate for candidate in candidates if candidate.kind == "sparse"]
-        if not pruned or self.config.objective == "weight":
+        """Return the errors of other kinds at each ratio, to compare with a dictionary's; empty to not compare."""
+        kinds = {candidate.kind for candidate in candidates} & _COMPETING_KINDS
+        if not kinds or self.config.objective == "weight":
             return []
-        return sparse.errors_at(pruned, shape, self.ratios, self.budget_itemsize)
+        by_kind = [[candidate for candidate in candidates if candidate.kind == kind] for kind in sorted(kinds)]
+        errors = [errors_at(of_kind, shape, self.ratios, self.budget_itemsize) for of_kind in by_kind]
+        return [min(at_ratio) for at_ratio in zip(*errors, strict=True)]
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Compress the layer by the method for the candidate's kind."""

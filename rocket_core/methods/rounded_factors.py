@@ -46,7 +46,7 @@ def compress(problem: LayerProblem, rank: int, code_format: CodeFormat) -> Compr
         rank: number of atoms.
         code_format: how to store both factors.
     """
-    rounded = _rounded(problem, RoundingGram.of(problem.gram()), rank, code_format, improved=True)
+    rounded = _rounded(problem, problem.prepared_gram().rounding, rank, code_format, improved=True)
     removed = problem.weight.to(problem.precision) - rounded.weight(problem.precision)
     factors = LayerFactors(
         dictionary=rounded.dictionary.weight(problem.precision),

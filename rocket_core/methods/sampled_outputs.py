@@ -54,13 +54,11 @@ class SampledOutputs:
     def of(cls, problem: LayerProblem) -> "SampledOutputs":
         """Take the sample of a layer."""
         importance = output_importance(problem)
-        parts = parts_of_outputs(problem)
-        errors = [output_errors(problem.gram(), problem.weight[:, part].to(problem.precision)) for part in parts]
-        energies = torch.cat(errors) * importance
+        energies = problem.output_energies()
         outputs = _sample(energies)
         return cls(
             problem=problem,
-            gram=RoundingGram.of(problem.gram()),
+            gram=problem.prepared_gram().rounding,
             outputs=outputs,
             weight=problem.weight[:, outputs].to(problem.precision).contiguous(),
             importance=importance[outputs],

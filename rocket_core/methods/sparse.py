@@ -5,25 +5,28 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from rocket_core import budget
 from rocket_core.candidates import Candidate
 from rocket_core.layers import LayerFactors
-from rocket_core.linalg.least_squares import UnitGram
-from rocket_core.linalg.pruning import prune, prune_path
+from rocket_core.linalg.least_squares import largest
+from rocket_core.linalg.pruning import prune, split_path
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
+from rocket_core.methods.sampled_outputs import SampledOutputs
 
 SPARSE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 """Ratios of the candidates; between them the allocation adds single entries."""
 
 # Ratios at which a layer is pruned to measure errors; errors are smooth enough to interpolate the rest.
 _MEASURED_RATIOS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
-# How errors grow with the ratio is nearly the same for all outputs, so it is measured on a sample: at least this many
-# outputs, and at least this share. Their scale can differ greatly; it is measured on all outputs at the first ratio.
+# Errors are measured on a sample of the outputs: at least this many, and this share, but no more entries than the last.
 _SAMPLED_OUTPUTS = 128
 _SAMPLED_PART = 1 / 8
+_MOST_SAMPLED = 2**20
+# Outputs that suffice to see whether pruned weights come near codes.
+_ROUGHLY_SAMPLED = 64
 # Replaces zero before taking logarithms.
 _NEXT_TO_ZERO = 1e-200
 
@@ -38,7 +41,7 @@ def profile(problem: LayerProblem, *, stored_itemsize: int, budget_itemsize: int
 
     Errors are measured at some ratios, for wide layers on a sample of the outputs, and interpolated linearly between
     them: the logarithm of the error over that of the ratio. All are steps of one pruning path; compression optimises
-    the chosen candidate by itself, and so ends about a tenth below the predicted error, at any ratio and for any layer.
+    the chosen candidate by itself, and so ends up to a tenth below the predicted error.
 
     Args:
         problem: the layer.
@@ -46,10 +49,10 @@ def profile(problem: LayerProblem, *, stored_itemsize: int, budget_itemsize: int
         budget_itemsize: the same if ratios are of bytes; None if they are of parameters.
     """
     weight = problem.scaled_weight.to(problem.precision)
-    energies = (weight * (problem.gram() @ weight)).sum(dim=0, dtype=torch.float64)
+    energy = float(problem.output_energies().sum())
     stops = counts(*problem.shape, _MEASURED_RATIOS, budget_itemsize)
     wanted = counts(*problem.shape, SPARSE_RATIOS, budget_itemsize)
-    measured = _measure(weight, energies, UnitGram.of(problem.gram()), stops)
+    measured = _measure(problem, weight, stops)
     return [
         Candidate(
             kind="sparse",
@@ -58,44 +61,56 @@ def profile(problem: LayerProblem, *, stored_itemsize: int, budget_itemsize: int
             stored_bytes=budget.sparse_bytes(*problem.shape, nnz, stored_itemsize),
             reconstruction_error=error,
             weight_error=distance,
-            loss=problem.predicted_loss_increase(error**2 * float(energies.sum())),
+            loss=problem.predicted_loss_increase(error**2 * energy),
         )
         for nnz, (error, distance) in zip(wanted, _read_off(measured, stops, wanted, weight.numel()), strict=True)
     ]
 
 
 def _measure(
-    weight: Float[Tensor, "d_in d_out"], energies: Float[Tensor, " d_out"], unit: UnitGram, stops: Sequence[int]
+    problem: LayerProblem, weight: Float[Tensor, "d_in d_out"], stops: Sequence[int]
 ) -> Float64[np.ndarray, "stops 2"]:
     """Return the relative errors of the output and of the weight at the given numbers of nonzeros."""
+    energies = problem.output_energies()
     d_out = len(energies)
-    number = min(d_out, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
-    if number == d_out:
-        return _errors(weight, energies, unit, stops)
-    # Sample evenly from outputs of large and of small energy.
+    number = min(d_out, max(_SAMPLED_OUTPUTS, min(_MOST_SAMPLED // len(weight), math.ceil(_SAMPLED_PART * d_out))))
+    # Evenly from outputs of large and of small energy.
     sample = energies.argsort()[((torch.arange(number) + 0.5) * d_out / number).long()]
-    part = _errors(
-        weight[:, sample].contiguous(), energies[sample], unit, [max(1, stop * number // d_out) for stop in stops]
-    )
-    whole = _errors(weight, energies, unit, stops[:1])
-    scale = np.divide(whole, part[:1], out=np.ones_like(whole), where=part[:1] > 0)
-    scaled: Float64[np.ndarray, "stops 2"] = np.minimum(part * scale, 1.0)
-    return scaled
+    part = weight if number == d_out else weight[:, sample].contiguous()
+    counts = stops if number == d_out else [max(1, stop * number // d_out) for stop in stops]
+    found = []
+    for stop, pruned in zip(stops, split_path(part, problem.prepared_gram().unit, counts), strict=True):
+        own = pruned.error, float((part - pruned.weight).double().square().sum())
+        cut = _cut(weight, problem.gram().diagonal(), stop, None if number == d_out else sample)
+        found.append([error * share for error, share in zip(own, cut, strict=True)])
+    wholes = float(energies.sum()), float(weight.double().square().sum())
+    shares = [[part / whole if whole > 0 else 0.0 for part, whole in zip(pair, wholes, strict=True)] for pair in found]
+    relative: Float64[np.ndarray, "stops 2"] = np.minimum(np.sqrt(np.array(shares).reshape(-1, 2)), 1.0)
+    return relative
 
 
-def _errors(
-    weight: Float[Tensor, "d_in d_out"], energies: Float[Tensor, " d_out"], unit: UnitGram, stops: Sequence[int]
-) -> Float64[np.ndarray, "stops 2"]:
-    energy, length = float(energies.sum()), float(torch.linalg.matrix_norm(weight.double()))
-    return np.array(
-        [
-            (
-                (pruned.error / energy) ** 0.5 if energy > 0 else 0.0,
-                float(torch.linalg.matrix_norm((weight - pruned.weight).double())) / length if length > 0 else 0.0,
-            )
-            for pruned in prune_path(weight, unit, stops)
-        ]
-    ).reshape(-1, 2)
+def _cut(
+    weight: Float[Tensor, "d_in d_out"],
+    energies: Float[Tensor, " d_in"],
+    stop: int,
+    sample: Int64[Tensor, " sampled"] | None,
+) -> tuple[float, float]:
+    """Return how many times as much is cut from all outputs as from a sample, in output and in weight.
+
+    The entries with the least energy are cut, without correcting the others. The errors of pruning are a smaller but
+    similar part of that for all outputs.
+    """
+    if sample is None:
+        return 1.0, 1.0
+    squares = weight.square()
+    scores = squares * energies[:, None]
+    kept = largest(scores, stop)
+    factors = []
+    for values in (scores, squares):
+        by_output = values.masked_fill_(kept, 0).sum(dim=0, dtype=torch.float64)
+        own = float(by_output[sample].sum())
+        factors.append(float(by_output.sum()) / own if own > 0 else len(by_output) / len(sample))
+    return factors[0], factors[1]
 
 
 def _read_off(
@@ -150,10 +165,30 @@ def candidate(
     )
 
 
+def rough_errors(sample: SampledOutputs, ratios: Sequence[float], itemsize: int | None) -> list[float]:
+    """Return relative output errors at ascending ratios, measured on few outputs; infinite where nothing is left.
+
+    Args:
+        sample: outputs of the layer.
+        ratios: compression ratios.
+        itemsize: bytes of a stored number if ratios are of bytes; None if they are of parameters.
+    """
+    few = slice(None, None, max(1, len(sample.outputs) // _ROUGHLY_SAMPLED))
+    weight = (sample.weight * sample.importance.sqrt().to(sample.weight.dtype))[:, few].contiguous()
+    energy = float(output_errors(sample.problem.gram(), weight).sum())
+    d_in, d_out = weight.shape
+    stops = counts(d_in, d_out, ratios, itemsize)
+    found = [
+        (pruned.error / energy) ** 0.5 if energy > 0 else 0.0
+        for pruned in split_path(weight, sample.problem.prepared_gram().unit, stops)
+    ]
+    return found + [math.inf] * (len(ratios) - len(found))
+
+
 def compress(problem: LayerProblem, nnz: int) -> CompressedLayer:
     """Prune the weight to a number of nonzeros."""
     weight = problem.scaled_weight.to(problem.precision)
-    pruned = prune(weight, UnitGram.of(problem.gram()), nnz)
+    pruned = prune(weight, problem.prepared_gram().unit, nnz)
     factors = LayerFactors(dictionary=None, coefficients=problem.unscaled(pruned.weight), support=pruned.support)
     return CompressedLayer(factors=factors, errors=pruned.errors)
 
@@ -161,10 +196,10 @@ def compress(problem: LayerProblem, nnz: int) -> CompressedLayer:
 def errors_at(
     candidates: Sequence[Candidate], shape: tuple[int, int], ratios: Sequence[float], itemsize: int | None
 ) -> list[float]:
-    """Return the relative output errors that sparse candidates predict at ratios; their logarithms are interpolated.
+    """Return the relative output errors that candidates predict at ratios; their logarithms are interpolated.
 
     Args:
-        candidates: sparse candidates of a layer, at least one.
+        candidates: candidates of a layer of one kind, at least one.
         shape: `(d_in, d_out)` of the layer.
         ratios: compression ratios.
         itemsize: bytes of a stored number if ratios are of bytes; None if they are of parameters.

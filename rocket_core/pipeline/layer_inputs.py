@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.errors import CorruptCheckpointError, IllConditionedGramError
+from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import Eigenbasis, GramStatistics
 from rocket_core.methods import LayerProblem, output_weights
 from rocket_core.models.architecture import oriented_weight
@@ -23,6 +24,7 @@ def layer_problem(
     *,
     weight: Float[Tensor, "d_in d_out"] | None = None,
     basis: Eigenbasis | None = None,
+    prepared: PreparedGram | None = None,
 ) -> LayerProblem:
     """Return the problem of one layer, or of several layers that read the same input, with their weights concatenated.
 
@@ -33,6 +35,7 @@ def layer_problem(
         statistics: statistics of their input.
         weight: W; None loads it.
         basis: its eigenbasis, if known.
+        prepared: the Gram matrix of the input with what is derived from it, if another layer has needed it.
 
     Raises:
         CorruptCheckpointError: a weight has NaN or infinite entries.
@@ -46,6 +49,7 @@ def layer_problem(
         output_weights=_output_weights(run, work, names),
         output_widths=tuple(run.architecture.shape(name)[1] for name in names),
         basis=None if basis is None else _on_device(basis, run.device),
+        prepared=prepared,
     )
 
 

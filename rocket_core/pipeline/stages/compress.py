@@ -21,6 +21,7 @@ from rocket_core.layers import (
 )
 from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import CompressedLayer, CompressedWeight, LayerProblem, Method
 from rocket_core.methods.layer_problem import output_errors
@@ -65,6 +66,7 @@ def compress_layers(
     method = run.method
     total = max(1, len(units))
     done = 0
+    grams = _Grams(run, work)
     for index, names in enumerate(run.layers):
         here = [unit for unit in units if unit.names[0] in names]
         pending = [unit for unit in here if not is_finished(work, unit)]
@@ -78,10 +80,11 @@ def compress_layers(
         for unit in pending:
             monitor.step(done / total, unit.names[0])
             with naming_the_layer(unit.names[0]):
-                problem = _problem(run, work, unit, statistics)
+                problem = _problem(run, work, unit, statistics, grams)
                 result = with_rounded_values(run, unit, problem, compress_unit(method, problem, sizes.sized(unit)))
                 achieved = AchievedErrors(errors=result.errors.cpu(), energies=output_energies(problem))
                 save(run, work, unit, result.factors, achieved)
+            grams.keep(unit.input_group, problem)
             del problem
             return_freed_memory()
             done += 1
@@ -186,11 +189,7 @@ def _split(run: Run, unit: CompressionUnit, factors: CompressedWeight) -> Iterat
 
 def output_energies(problem: LayerProblem) -> Tensor:
     """Return ‖S w_j‖² of each output j, with output weights, in float64."""
-    if problem.statistics.gram is None:
-        basis = problem.eigenbasis()
-        return (basis.directions.double().square() @ basis.singular_values.double().square()).cpu()
-    weight = problem.scaled_weight.to(problem.precision)
-    return (weight * (problem.gram() @ weight)).sum(dim=0, dtype=torch.float64).cpu()
+    return problem.output_energies().cpu()
 
 
 def _outcome(stored: CompressedWeight, tensors: dict[str, Tensor], error: float) -> LayerOutcome:
@@ -222,13 +221,42 @@ def _basis_name(unit: CompressionUnit) -> str:
     return unit.names[0] if unit.candidates[0].dictionary is None else shared_name(unit.names[0])
 
 
-def _problem(run: Run, work: WorkFolder, unit: CompressionUnit, statistics: dict[str, GramStatistics]) -> LayerProblem:
+class _Grams:
+    """The Gram matrices on disk; the last one is kept with what is derived from it, for the next layer of its group."""
+
+    def __init__(self, run: Run, work: WorkFolder) -> None:
+        self._run = run
+        self._work = work
+        self._group: str | None = None
+        self._gram: Tensor | None = None
+        self._prepared: PreparedGram | None = None
+
+    def keep(self, group: str, problem: LayerProblem) -> None:
+        """Keep the Gram matrix of a layer, and forget that of another group."""
+        self._group, self._gram, self._prepared = group, problem.statistics.gram, problem.prepared
+
+    def read(self, group: str) -> Tensor | None:
+        """Return the Gram matrix of a group, on the device; None if it is not on disk."""
+        if self._gram is None or self._group != group:
+            self._gram = self._prepared = None
+            gram = self._work.gram(group)
+            return None if gram is None else gram.to(self._run.device)
+        return self._gram
+
+    def prepared(self, group: str) -> PreparedGram | None:
+        """Return the prepared Gram matrix of a group, if the layer before was of the same."""
+        return self._prepared if self._group == group else None
+
+
+def _problem(
+    run: Run, work: WorkFolder, unit: CompressionUnit, statistics: dict[str, GramStatistics], grams: _Grams
+) -> LayerProblem:
     sums = statistics.get(unit.names[0])
     if sums is None:
         profile = work.profile(unit.names[0])
         assert profile is not None
-        gram = work.gram(unit.input_group) if _reads_gram(run, unit) else None
-        gram = None if gram is None else gram.to(run.device)
+        gram = grams.read(unit.input_group) if _reads_gram(run, unit) else None
         energy = torch.empty(0) if gram is None else gram.diagonal()
         sums = GramStatistics(tokens=profile.tokens, gram=gram, output_gram=None, input_energy=energy)
-    return layer_problem(run, work, unit.names, sums, basis=work.basis(_basis_name(unit)))
+    prepared = None if sums.gram is None else grams.prepared(unit.input_group)
+    return layer_problem(run, work, unit.names, sums, basis=work.basis(_basis_name(unit)), prepared=prepared)

@@ -10,6 +10,7 @@ from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
 from rocket_core.config import CompressionConfig, Objective
+from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import Method
 from rocket_core.pipeline.block_walk import BlockWalk
@@ -138,6 +139,7 @@ class _Calibrated:
     called: tuple[str, ...]
     layers: dict[str, tuple[str, ...]] = field(init=False)
     groups: tuple[tuple[str, ...], ...] = field(init=False)
+    _prepared: tuple[str, PreparedGram] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         # Groups are named after their first layer in model order, whichever is called first.
@@ -152,6 +154,14 @@ class _Calibrated:
     def take(self, name: str) -> GramStatistics:
         """Remove and return a layer's statistics; a Gram matrix is freed with the last layer that needs it."""
         return self.statistics.pop(name)
+
+    def prepared(self, group: str) -> PreparedGram | None:
+        """Return the prepared Gram matrix of a group, if the layer before was of the same."""
+        return self._prepared[1] if self._prepared is not None and self._prepared[0] == group else None
+
+    def keep(self, group: str, prepared: PreparedGram | None) -> None:
+        """Keep the prepared Gram matrix of a group, and forget that of another one."""
+        self._prepared = None if prepared is None else (group, prepared)
 
     def first_layers_last(self, names: Sequence[str]) -> list[str]:
         """Return the names, each group's first layer after its others, because sharing depends on all their results."""
@@ -199,8 +209,9 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
     statistics = calibrated.take(name)
     group = calibrated.group_of[name]
     with naming_the_layer(name):
-        problem = layer_problem(run, work, (name,), statistics)
+        problem = layer_problem(run, work, (name,), statistics, prepared=calibrated.prepared(group))
         candidates = method.profile(problem)
+        calibrated.keep(group, problem.prepared)
         shared: tuple[SharedCandidate, ...] = ()
         if group == name and method.shares:
             shared = _share(run, work, calibrated.layers[group], statistics, candidates)

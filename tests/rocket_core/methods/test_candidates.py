@@ -66,7 +66,7 @@ def test_candidates_match_the_result_of_compression(shape, weights, settings):
     rocket = method(itemsize=4, **settings)
     found = rocket.profile(layer.problem)
     assert {candidate.kind for candidate in found} <= set(rocket.config.kinds)
-    assert len({candidate.kind for candidate in found}) >= min(2, len(rocket.config.kinds)) or "sweeps" in settings
+    assert found
     for candidate in found:
         compressed = rocket.compress(layer.problem, candidate)
         error = check(candidate, layer, compressed.factors, 4, measured=candidate.kind != "sparse")

@@ -127,7 +127,7 @@ def test_only_the_best_of_each_ratio_is_swept(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("part", "count", "swept"), [(1 / 1.1, 3, True), (1 / 1.4, 3, False), (1 / 1.6, 1, False)], ids=str
+    ("part", "count", "swept"), [(1 / 1.1, 3, True), (1 / 1.4, 1, False), (1 / 1.6, 1, False)], ids=str
 )
 def test_hopeless_shapes_are_not_swept_and_end_the_search(part, count, swept):
     ratios = (0.2, 0.4, 0.6)
@@ -143,3 +143,16 @@ def test_hopeless_shapes_are_not_swept_and_end_the_search(part, count, swept):
 
 def test_a_layer_too_small_to_factorize_has_no_candidate():
     assert profile(prepared(*random_layer(1, 1)), "weight") == []
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("ratio", [0.3, 0.7])
+def test_a_rough_error_is_at_most_a_tenth_above_the_best(shape, ratio):
+    layer = prepared(*random_layer(*shape))
+    [best] = profile(layer, "whitened", (ratio,))
+    rough = rank_search.least_error_roughly(layer, ratio, PROFILE_RANK_NNZ_RATIOS)
+    assert best.reconstruction_error() * (1 - 1e-9) <= rough <= 1.1 * best.reconstruction_error()
+
+
+def test_a_ratio_without_shapes_has_no_rough_error():
+    assert rank_search.least_error_roughly(prepared(*random_layer(4, 4)), 0.999, (1.0,)) is None

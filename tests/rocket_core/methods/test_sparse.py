@@ -10,7 +10,7 @@ import torch
 from rocket_core.candidates import Candidate
 from rocket_core.config import CompressionConfig
 from rocket_core.linalg.least_squares import UnitGram
-from rocket_core.linalg.pruning import prune_path
+from rocket_core.linalg.pruning import split_path
 from rocket_core.methods import method_for
 from rocket_core.methods.sparse import SPARSE_RATIOS, errors_at
 from tests.reference import pruning
@@ -36,7 +36,7 @@ def pruned_in_turn(layer, ratios):
     """Return error, relative error and relative distance of weights pruned to these ratios in turn."""
     problem = layer.problem
     scale = 1 if problem.output_weights is None else problem.output_weights
-    way = prune_path(problem.scaled_weight, UnitGram.of(problem.gram()), [nonzeros(layer, ratio) for ratio in ratios])
+    way = split_path(problem.scaled_weight, UnitGram.of(problem.gram()), [nonzeros(layer, ratio) for ratio in ratios])
     return [layer.errors(pruned.weight / scale)[:3] for pruned in way]
 
 
@@ -65,7 +65,7 @@ def test_errors_of_wide_layers_are_estimated_from_some_outputs():
     measured = pruned_in_turn(layer, MEASURED)
     for ratio, (_, relative, distance) in zip(MEASURED, measured, strict=True):
         candidate = found[nonzeros(layer, ratio)]
-        tolerance = 1e-6 if ratio == MEASURED[0] else 0.1
+        tolerance = 0.03
         assert candidate.reconstruction_error == pytest.approx(relative, rel=tolerance)
         assert candidate.weight_error == pytest.approx(distance, rel=2 * tolerance)
 
