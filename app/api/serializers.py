@@ -110,7 +110,7 @@ def upload_view(upload: Upload) -> CalibrationView:
 def named_model_view(model: UploadedModel) -> NamedModelView:
     """Return an uploaded model's entry in the list of all models."""
     problem = "parts of it have not arrived; `rocket upload` with its folder sends the rest"
-    return NamedModelView(id=UPLOAD + model.name, problem=None if model.status == "ready" else problem)
+    return NamedModelView(id=UPLOAD + model.name, problem=None if model.phase == "ready" else problem)
 
 
 def model_upload_view(upload: UploadState, settings: Settings) -> ModelUploadView:
@@ -121,7 +121,7 @@ def model_upload_view(upload: UploadState, settings: Settings) -> ModelUploadVie
     model = upload.model
     return ModelUploadView(
         id=UPLOAD + model.name,
-        status=model.status,
+        status=model.phase,
         size=model.size,
         received=sum(file.received for file in upload.files),
         parameters=model.parameters,

@@ -27,8 +27,9 @@ from app.shared.repositories.jobs import JobFilter
 from app.shared.requests import HEALED_EXPORT, HealingRequest
 from rocket_core.config import DEFAULT_HEALING_TOKENS
 from rocket_core.report.cost_table import cost_comparison
-from rocket_core.report.figures import Figure, loss_curve, predicted_map, report_figures
+from rocket_core.report.figures import Figure, predicted_map, report_figures
 from rocket_core.report.formatting import count_text
+from rocket_core.report.loss_curve import loss_curve
 from rocket_core.report.schema import CompressionReport
 from rocket_core.token_counts import parse_tokens
 

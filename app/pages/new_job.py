@@ -173,7 +173,7 @@ def _form(
     status: int = HTTPStatus.OK,
 ) -> Response:
     found = catalog.find_models(context.settings)
-    complete = [UPLOAD + model.name for model in models.list_models(context, owner) if model.status == "ready"]
+    complete = [UPLOAD + model.name for model in models.list_models(context, owner) if model.phase == "ready"]
     return render(
         request,
         "new_job.html.j2",

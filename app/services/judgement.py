@@ -23,7 +23,6 @@ from rocket_core.inspection.footprint import (
     ModelShape,
     ResourceEstimate,
     Workload,
-    batch_windows,
     describe_model,
     estimate_footprint,
     evaluation_footprint,
@@ -34,7 +33,7 @@ from rocket_core.inspection.footprint import (
     vocabulary,
 )
 from rocket_core.inspection.header_coverage import coverage_of_headers
-from rocket_core.inspection.healing_footprint import HealingSizes, healing_footprint
+from rocket_core.inspection.healing_footprint import HealingSizes, batch_windows, healing_footprint
 from rocket_core.inspection.hub import find_repository
 from rocket_core.inspection.image_lines import check_images
 from rocket_core.inspection.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder

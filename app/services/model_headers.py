@@ -45,7 +45,7 @@ class ModelHeaders:
         """
         with self._database.snapshot() as session:
             model = models.get_model(session, owner, name)
-        if model.status == "headers":
+        if model.phase == "headers":
             raise ModelConflictError("the headers of this model were not judged yet; continue its upload")
         return self.fetch(model)
 

@@ -215,7 +215,7 @@ def save_piece(
                 head=head,
             )
             file = models.save_piece(session, model, piece)
-            if model.status == "ready":
+            if model.phase == "ready":
                 audit.record(session, actor, Action.MODEL_COMPLETE, subject=model.id, detail={"size": model.size})
         is_kept = True
         return file
@@ -236,7 +236,7 @@ def check_headers(context: Context, actor: Actor, name: str) -> UploadState:
     with context.database.snapshot() as session:
         model = models.get_model(session, actor.tenant, name)
         limits = quotas.find_limits(session, context.settings, actor.tenant)
-    if model.status == "headers":
+    if model.phase == "headers":
         folder = context.headers.fetch(model)
         try:
             request = JobRequest(model_id=UPLOAD + name)
@@ -290,7 +290,7 @@ def _find_target(
     if file.received != span.start:
         raise ModelConflictError(f"{path} continues at byte {file.received}; GET /models/NAME says what has arrived")
     known = file.head if file.head is not None else head
-    if model.status == "headers" and known is not None and span.stop > known:
+    if model.phase == "headers" and known is not None and span.stop > known:
         raise ModelConflictError(
             f"the first {known} bytes of {path} are its header; send no more before the model is judged "
             "(POST /models/NAME/check)"

@@ -390,7 +390,7 @@ class UploadedModel(Base):
         id: increases with the time of creation; a model uploaded again under the same name has another one.
         owner: the tenant.
         name: its name; jobs refer to it as `upload/NAME`.
-        status: `headers` until its headers are accepted, `weights` until every byte has arrived, then `ready`.
+        phase: `headers` until its headers are accepted, `weights` until every byte has arrived, then `ready`.
         size: bytes of all files.
         parameters: number of parameters; null until its headers are accepted.
         skeleton_key: key of the work folder that holds its headers on each machine that has judged it.
@@ -399,7 +399,7 @@ class UploadedModel(Base):
 
     __tablename__ = "models"
     __table_args__ = (
-        CheckConstraint("status IN ('headers', 'weights', 'ready')", name="status"),
+        CheckConstraint("phase IN ('headers', 'weights', 'ready')", name="phase"),
         UniqueConstraint("owner", "name"),
         Index(None, "used_at"),
     )
@@ -407,7 +407,7 @@ class UploadedModel(Base):
     id: Mapped[str] = mapped_column(_JOB_ID, primary_key=True)
     owner: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(String(96))
-    status: Mapped[str] = mapped_column(String(8))
+    phase: Mapped[str] = mapped_column(String(8))
     size: Mapped[int] = mapped_column(BigInteger)
     parameters: Mapped[int | None] = mapped_column(BigInteger)
     skeleton_key: Mapped[str] = mapped_column(String(32), unique=True)

@@ -38,9 +38,6 @@ _EIGH_COPIES = 4
 # Python, torch and allocator overhead in addition to the tensors that are counted.
 _HEADROOM = 256 * 2**20
 # One batch of an evaluation, in the model's dtype and upcast, and the float64 copies of a chunk.
-# Logits of the windows that a whole model reads at once, and most windows.
-_LOGIT_BYTES_PER_BATCH = 256 * 2**20
-_LARGEST_BATCH = 16
 _LOGITS_IN_MEMORY = 768 * 2**20
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # On a CPU that computes in float32 for all of them; see `system.devices.compute_dtype`.
@@ -346,16 +343,6 @@ def input_bytes(config: Mapping[str, object], kind: InputKind) -> int:
 def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
     """Return the vocabulary size from config.json; if absent, an upper bound from the parameters outside the blocks."""
     return find_number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size
-
-
-def batch_windows(vocabulary: int, length: int) -> int:
-    """Return how many windows a whole model reads at once: so many that its logits, by far the largest, stay small.
-
-    Args:
-        vocabulary: logits per token.
-        length: tokens in a window.
-    """
-    return max(1, min(_LARGEST_BATCH, _LOGIT_BYTES_PER_BATCH // (4 * length * vocabulary)))
 
 
 def _is_no_layer(rest: str) -> bool:

@@ -14,6 +14,9 @@ _ACTIVATIONS = 40
 # Activations of all blocks are held up to this size, which saves a quarter of the time.
 _HELD_ACTIVATIONS = 2**30
 _HEADROOM = 512 * 2**20
+# Logits of the windows that a whole model reads at once, and most windows.
+_LOGIT_BYTES_PER_BATCH = 256 * 2**20
+_LARGEST_BATCH = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,3 +80,13 @@ def healing_footprint(sizes: HealingSizes, *, call_tokens: int) -> ResourceEstim
     logits = _LOGITS * call_tokens * sizes.vocabulary * _FLOAT32
     memory = 2 * sizes.parameters * _FLOAT32 + trained + sizes.activations(call_tokens) + logits + _HEADROOM
     return ResourceEstimate(memory_bytes=memory, disk_bytes=trained + sizes.stored_bytes)
+
+
+def batch_windows(vocabulary: int, length: int) -> int:
+    """Return how many windows a whole model reads at once: so many that its logits, by far the largest, stay small.
+
+    Args:
+        vocabulary: logits per token.
+        length: tokens in a window.
+    """
+    return max(1, min(_LARGEST_BATCH, _LOGIT_BYTES_PER_BATCH // (4 * length * vocabulary)))

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rocket_core import __version__
 from rocket_core.allocation import chosen
 from rocket_core.allocation.predictor import ModelProfile
-from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import ModelSource
 from rocket_core.config import STAGES, CompressionConfig
@@ -20,10 +18,9 @@ from rocket_core.errors import (
     InvalidConfigError,
 )
 from rocket_core.inspection.hub import HubAccess, offline
-from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.open_work import open_work
-from rocket_core.pipeline.preflight import calibration_inputs, prepare_run, run_identity
-from rocket_core.pipeline.profile_reuse import RunProfileCache
+from rocket_core.pipeline.preflight import prepare_run, run_identity
+from rocket_core.pipeline.prepared_run import PreparedRun, prepare
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.progress_bar import shown_progress
 from rocket_core.pipeline.report_builder import (
@@ -35,7 +32,6 @@ from rocket_core.pipeline.report_builder import (
     totals_report,
     without_paths,
 )
-from rocket_core.pipeline.requirements import check_benchmark, check_evaluation, check_healing
 from rocket_core.pipeline.run_coverage import coverage_of_run
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.artifact_size import spare_bytes
@@ -43,51 +39,20 @@ from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.compress import compress_layers
 from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
 from rocket_core.pipeline.stages.download import obtain_model
-from rocket_core.pipeline.stages.evaluate import EvaluationPlan, plan_evaluation
 from rocket_core.pipeline.stages.export import export_reports, write_export
-from rocket_core.pipeline.stages.healed_layers import heal_layers, healing_passes, plan_layer_healing
-from rocket_core.pipeline.stages.healing_plan import HealingPlan
+from rocket_core.pipeline.stages.healed_layers import heal_layers, healing_passes
 from rocket_core.pipeline.stages.measurements import measure
 from rocket_core.pipeline.stages.profile import allocate_layers, profile_layers
-from rocket_core.pipeline.stages.publish import check_output_free, check_same_measurements, finished_report, publish
+from rocket_core.pipeline.stages.publish import check_same_measurements, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
 from rocket_core.pipeline.stages.token_tables import compress_tables
 from rocket_core.pipeline.stages.units import group_units
-from rocket_core.pipeline.state.healing_state import HealingState
-from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
-from rocket_core.pipeline.state.records import RunIdentity
+from rocket_core.pipeline.state.profile_cache import ProfileCache
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import CompressionReport, StageReport
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.target import Target
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _PreparedRun:
-    """A validated run with its claimed work folder.
-
-    Attributes:
-        run: the run.
-        identity: identity of its work.
-        output: the output folder.
-        work: the claimed work folder.
-        monitor: notified of every step.
-        calibration: calibration inputs.
-        healing: the planned healing; None if nothing is trained.
-        plan: the planned evaluation; None if the result is not evaluated.
-        profile_cache: the cached profile that the run uses or creates.
-    """
-
-    run: Run
-    identity: RunIdentity
-    output: Path
-    work: WorkFolder
-    monitor: Monitor
-    calibration: CalibrationInputs
-    healing: HealingPlan | None
-    plan: EvaluationPlan | None
-    profile_cache: RunProfileCache
 
 
 def compress(
@@ -172,7 +137,7 @@ def compress(
                 if finished is not None:
                     check_same_measurements(finished, config, output)
                     return finished
-                prepared = _prepare(
+                prepared = prepare(
                     run, identity, output, work, monitor, resume=resume, token=hub.token, profiles=profiles
                 )
             with offline():
@@ -246,7 +211,7 @@ def profile_model(
             with monitor.stage("preflight"):
                 with offline():
                     run = prepare_run(source, config)
-                prepared = _prepare(
+                prepared = prepare(
                     run, run_identity(run), output, work, monitor, resume=resume, token=hub.token, profiles=profiles
                 )
             with offline():
@@ -302,49 +267,7 @@ def _open_run(
             raise
 
 
-def _prepare(
-    run: Run,
-    identity: RunIdentity,
-    output: Path,
-    work: WorkFolder,
-    monitor: Monitor,
-    *,
-    resume: bool,
-    token: str | None,
-    profiles: ProfileCache | None,
-) -> _PreparedRun:
-    """Raise an error if the run cannot be finished, otherwise claim the work folder."""
-    work.check(identity, resume=resume)
-    check_output_free(output, work, run.config.export)
-    profile_cache = RunProfileCache(profiles, profile_identity(identity, run.method))
-    calibration = profile_cache.inputs(work) or calibration_inputs(run, work, token=token)
-    healing = plan_layer_healing(run, work, token=token)
-    plan = plan_evaluation(run, token=token)
-    needed = profile_cache.check_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
-    if healing is not None:
-        needed = max(needed, check_healing(healing, run.source.name, run.device, output))
-    warning = coverage_of_run(run).warning
-    if warning is not None:
-        monitor.warn(warning)
-    monitor.requires(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
-    work.claim(identity, calibration)
-    if healing is not None:
-        HealingState.within(work.path).save_windows(healing.windows)
-    profile_cache.restore_into(work, calibration)
-    return _PreparedRun(
-        run=run,
-        identity=identity,
-        output=output,
-        work=work,
-        monitor=monitor,
-        calibration=calibration,
-        healing=healing,
-        plan=plan,
-        profile_cache=profile_cache,
-    )
-
-
-def _profile(prepared: _PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
+def _profile(prepared: PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
     """Return all layer profiles, after caching and reporting them, and the layers that cannot be compressed."""
     run, work, monitor = prepared.run, prepared.work, prepared.monitor
     if run.config.measures_sensitivities:
@@ -361,7 +284,7 @@ def _profile(prepared: _PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
     return profile, profiled.skipped
 
 
-def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
+def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
     run, work, monitor = prepared.run, prepared.work, prepared.monitor
     profile, skipped = _profile(prepared)
     with monitor.stage("allocating"):

@@ -7,7 +7,7 @@ do not contain.
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,8 +15,7 @@ from rocket_core.budget import bits_per_weight, kept_fraction, sparsity
 from rocket_core.candidates import CODE_KINDS, Candidate, SizePoint
 from rocket_core.config import Objective
 from rocket_core.report.expert_figures import MapEntry, Row, Value, combined_experts, expert_rows
-from rocket_core.report.healing import HealingPoint
-from rocket_core.report.layer_places import Place, places_of
+from rocket_core.report.layer_places import LayerShape, Place, places_of
 from rocket_core.report.schema import CompressionReport, LayerReport
 from rocket_core.schema import FrozenModel
 
@@ -137,19 +136,6 @@ def expert_map(layers: Iterable[LayerReport]) -> Figure | None:
     )
 
 
-class LayerShape(Protocol):
-    """Name and shape of a layer, and for an expert the tokens that reached it, such as a `LayerProfile` has them."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def d_in(self) -> int: ...  # noqa: D102
-    @property
-    def d_out(self) -> int: ...  # noqa: D102
-    @property
-    def routed_tokens(self) -> int | None: ...  # noqa: D102
-
-
 def predicted_map(chosen: Iterable[tuple[LayerShape, Candidate | None]]) -> Figure:
     """Return the same figure as `allocation_map` for an allocation that has not been carried out.
 
@@ -268,28 +254,6 @@ def stage_times(report: CompressionReport) -> Figure:
         note="Wall time, and energy where it is known; of a run that was resumed, all its parts added up.",
         columns=known,
         rows=tuple({column.name: row[column.name] for column in known} for row in rows),
-    )
-
-
-def loss_curve(points: Iterable[HealingPoint]) -> Figure:
-    """Return the loss curve of healing.
-
-    Args:
-        points: the points so far, in order.
-    """
-    return Figure(
-        name="loss-curve",
-        title="Loss curve",
-        note="Divergence from the original's predictions, in nats per token, by the tokens read: the line is that of "
-        "the text as it was read, the points that of windows which no step reads. The values with the lowest point are "
-        "kept.",
-        columns=(
-            Column(name="step", title="step", kind="count"),
-            Column(name="tokens", title="tokens read", kind="count"),
-            Column(name="training", title="divergence on the text read"),
-            Column(name="held_out", title="divergence on held-out windows"),
-        ),
-        rows=tuple(point.model_dump() for point in points),
     )
 
 

@@ -1,12 +1,26 @@
-"""Block and projection of layers, from their names. Loads no torch."""
+"""Shape of layers, and their block and projection, from their names. Loads no torch."""
 
 import re
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import Protocol
 
 from rocket_core.schema import FrozenModel
 
 _NUMBER = re.compile(r"\d+")
+
+
+class LayerShape(Protocol):
+    """Name and shape of a layer, and for an expert the tokens that reached it, such as a `LayerProfile` has them."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def d_in(self) -> int: ...  # noqa: D102
+    @property
+    def d_out(self) -> int: ...  # noqa: D102
+    @property
+    def routed_tokens(self) -> int | None: ...  # noqa: D102
 
 
 class Place(FrozenModel):

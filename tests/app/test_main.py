@@ -33,6 +33,8 @@ def test_the_api_has_the_documented_paths(app):
         ("post", "/jobs/{job_id}/cancel"),
         ("post", "/jobs/{job_id}/retry"),
         ("post", "/jobs/{job_id}/healings"),
+        ("post", "/jobs/{job_id}/evaluations"),
+        ("get", "/jobs/{job_id}/evaluations"),
         ("get", "/jobs/{job_id}/events"),
         ("get", "/jobs/{job_id}/layers"),
         ("get", "/jobs/{job_id}/report"),
@@ -105,7 +107,7 @@ def test_only_listed_endpoints_are_async(app):
     sleeping = {"list_events", "get_job", "save_upload", "save_piece"}
     # These wait for a thread of their tenant's share, in which a model is judged.
     sharing = {"submit_job", "heal_job", "make_profile", "make_estimate", "submit", "submit_profile", "preview", "heal"}
-    sharing.add("check_headers")
+    sharing |= {"check_headers", "evaluate_job", "evaluate"}
     # Answers without I/O.
     assert asynchronous == {"is_alive"} | sleeping | sharing
 

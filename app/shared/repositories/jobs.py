@@ -27,10 +27,8 @@ from app.shared.models import (
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.identifiers import new_id
-from app.shared.repositories.models import check_model
-from app.shared.repositories.sources import find_source, is_in_use
-from app.shared.repositories.uploads import check_upload
-from app.shared.requests import UPLOAD, JobRequest, Queue
+from app.shared.repositories.sources import check_uploads, find_source, is_in_use
+from app.shared.requests import JobRequest, Queue
 
 _TOKEN_EVENT = "hub_token"  # noqa: S105 - the type of an event
 _TOKEN_IS_GONE = NewEvent(
@@ -125,11 +123,7 @@ def create_job(
     """
     at = now(session)
     job_id = new_id("job", at)
-    for dataset in request.datasets:
-        if dataset.startswith(UPLOAD):
-            check_upload(session, owner, dataset.removeprefix(UPLOAD))
-    if request.uploaded_model is not None:
-        check_model(session, owner, request.uploaded_model)
+    check_uploads(session, owner, request)
     if idempotency is not None:
         earlier = find_replayed(session, request, owner=owner, key=idempotency.key)
         if earlier is not None:

@@ -93,7 +93,7 @@ def create_model(
         id=new_id(PREFIX, at),
         owner=owner,
         name=name,
-        status="headers",
+        phase="headers",
         size=sum(files.values()),
         skeleton_key=secrets.token_hex(16),
         created_at=at,
@@ -207,8 +207,8 @@ def save_piece(session: Session, model: UploadedModel, piece: NewPiece) -> Model
 
 def accept_headers(session: Session, model: UploadedModel, *, parameters: int) -> None:
     """Record that the headers of a locked model were judged, so that its weights may follow."""
-    if model.status == "headers":
-        model.status, model.parameters = "weights", parameters
+    if model.phase == "headers":
+        model.phase, model.parameters = "weights", parameters
         session.flush()
         _note_completion(session, model)
 
@@ -232,7 +232,7 @@ def require_ready(session: Session, model: UploadedModel) -> None:
     Raises:
         ModelNotReadyError: parts of it have not arrived.
     """
-    if model.status != "ready":
+    if model.phase != "ready":
         arrived = sum(file.received for file in list_files(session, model.id))
         raise ModelNotReadyError(
             f"{arrived} of the {model.size} bytes of {UPLOAD}{model.name} have arrived; continue the upload: "
@@ -271,9 +271,9 @@ def delete_old(
         Their files, to be removed once the transaction is committed; empty once no models are left.
     """
     at = now(session)
-    is_old = and_(UploadedModel.status != "ready", UploadedModel.used_at <= at - unfinished)
+    is_old = and_(UploadedModel.phase != "ready", UploadedModel.used_at <= at - unfinished)
     if retention is not None:
-        is_old = or_(is_old, and_(UploadedModel.status == "ready", UploadedModel.used_at <= at - retention))
+        is_old = or_(is_old, and_(UploadedModel.phase == "ready", UploadedModel.used_at <= at - retention))
     needed = (
         select(Job.id)
         .where(Job.owner == UploadedModel.owner, Job.status.in_(_active()))
@@ -284,8 +284,8 @@ def delete_old(
 
 
 def _note_completion(session: Session, model: UploadedModel) -> None:
-    if model.status == "weights" and all(file.received == file.size for file in list_files(session, model.id)):
-        model.status = "ready"
+    if model.phase == "weights" and all(file.received == file.size for file in list_files(session, model.id)):
+        model.phase = "ready"
         session.flush()
 
 

@@ -1,4 +1,4 @@
-"""Earlier jobs whose artifacts others heal or evaluate: the files are kept as long as a job needs them."""
+"""What a job works on of its tenant's: uploads, and the artifact of an earlier job, kept as long as a job needs it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +10,9 @@ from app.shared.database import now
 from app.shared.errors import ArtifactExpiredError, ConflictError, JobNotFoundError
 from app.shared.lifecycle import Status
 from app.shared.models import Artifact, Job, ReportRow
+from app.shared.repositories.models import check_model
+from app.shared.repositories.uploads import check_upload
+from app.shared.requests import UPLOAD, JobRequest
 from rocket_core.engines import ExportKind
 
 
@@ -24,6 +27,21 @@ class Source:
 
     job: Job
     revision: str | None
+
+
+def check_uploads(session: Session, owner: str, request: JobRequest) -> None:
+    """Check, while this transaction creates a job, that the texts and the model exist that its tenant has uploaded.
+
+    Raises:
+        UploadNotFoundError: a text does not exist, or belongs to another tenant.
+        UploadedModelNotFoundError: the model does not, or does.
+        ModelNotReadyError: parts of the model have not arrived.
+    """
+    for dataset in request.datasets:
+        if dataset.startswith(UPLOAD):
+            check_upload(session, owner, dataset.removeprefix(UPLOAD))
+    if request.uploaded_model is not None:
+        check_model(session, owner, request.uploaded_model)
 
 
 def find_source(session: Session, owner: str, job_id: str, kind: ExportKind, *, lock: bool = False) -> Source:

@@ -199,7 +199,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
             return ask()
 
     def evaluated_without_room():
-        path = f"{jobs.succeeded}/evaluations"
+        path = f"{jobs.healable}/evaluations"
         return without_room(lambda: client.post(path, json={}))
 
     def known():
@@ -287,23 +287,23 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", "/profiles", 200): lambda: client.get("/profiles"),
         ("get", "/profiles", 422): lambda: client.get("/profiles?after=x"),
         ("post", "/profiles", 202): lambda: client.post("/profiles", json=without_target),
-        ("post", evaluations, 202): lambda: client.post(f"{jobs.succeeded}/evaluations", json={}),
-        ("post", evaluations, 200): lambda: replay(f"{jobs.succeeded}/evaluations", {}, "e"),
+        ("post", evaluations, 202): lambda: client.post(f"{jobs.healable}/evaluations", json={}),
+        ("post", evaluations, 200): lambda: replay(f"{jobs.healable}/evaluations", {}, "e"),
         ("post", evaluations, 400): lambda: client.post(
-            f"{jobs.succeeded}/evaluations", content=b"{", headers=json_type
+            f"{jobs.healable}/evaluations", content=b"{", headers=json_type
         ),
         ("post", evaluations, 404): lambda: client.post(f"{UNKNOWN}/evaluations", json={}),
         ("post", evaluations, 409): lambda: client.post(f"{jobs.failed}/evaluations", json={}),
         ("post", evaluations, 410): lambda: client.post(f"{jobs.expired}/evaluations", json={}),
         ("post", evaluations, 413): lambda: client.post(
-            f"{jobs.succeeded}/evaluations", content=b" " * 5000, headers=json_type
+            f"{jobs.healable}/evaluations", content=b" " * 5000, headers=json_type
         ),
         ("post", evaluations, 415): lambda: client.post(
-            f"{jobs.succeeded}/evaluations", content=b"{}", headers=text_type
+            f"{jobs.healable}/evaluations", content=b"{}", headers=text_type
         ),
-        ("post", evaluations, 422): lambda: client.post(f"{jobs.succeeded}/evaluations", json={"prompts": [""]}),
+        ("post", evaluations, 422): lambda: client.post(f"{jobs.healable}/evaluations", json={"prompts": [""]}),
         ("post", evaluations, 507): evaluated_without_room,
-        ("get", evaluations, 200): lambda: client.get(f"{jobs.succeeded}/evaluations"),
+        ("get", evaluations, 200): lambda: client.get(f"{jobs.healable}/evaluations"),
         ("get", evaluations, 404): lambda: client.get(f"{UNKNOWN}/evaluations"),
         ("post", "/profiles", 200): lambda: replay("/profiles", without_target, "p"),
         ("post", "/profiles", 400): lambda: client.post("/profiles", content=b"{", headers=json_type),

@@ -1,0 +1,89 @@
+"""A run that has passed all checks: its inputs and plans, and its claimed work folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocket_core.calibration.samples import CalibrationInputs
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.preflight import calibration_inputs
+from rocket_core.pipeline.profile_reuse import RunProfileCache
+from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.requirements import check_benchmark, check_evaluation, check_healing
+from rocket_core.pipeline.run_coverage import coverage_of_run
+from rocket_core.pipeline.stages.evaluate import EvaluationPlan, plan_evaluation
+from rocket_core.pipeline.stages.healed_layers import plan_layer_healing
+from rocket_core.pipeline.stages.healing_plan import HealingPlan
+from rocket_core.pipeline.stages.publish import check_output_free
+from rocket_core.pipeline.state.healing_state import HealingState
+from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
+from rocket_core.pipeline.state.records import RunIdentity
+from rocket_core.pipeline.state.work_folder import WorkFolder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedRun:
+    """A validated run with its claimed work folder.
+
+    Attributes:
+        run: the run.
+        identity: identity of its work.
+        output: the output folder.
+        work: the claimed work folder.
+        monitor: notified of every step.
+        calibration: calibration inputs.
+        healing: the planned healing; None if nothing is trained.
+        plan: the planned evaluation; None if the result is not evaluated.
+        profile_cache: the cached profile that the run uses or creates.
+    """
+
+    run: Run
+    identity: RunIdentity
+    output: Path
+    work: WorkFolder
+    monitor: Monitor
+    calibration: CalibrationInputs
+    healing: HealingPlan | None
+    plan: EvaluationPlan | None
+    profile_cache: RunProfileCache
+
+
+def prepare(
+    run: Run,
+    identity: RunIdentity,
+    output: Path,
+    work: WorkFolder,
+    monitor: Monitor,
+    *,
+    resume: bool,
+    token: str | None,
+    profiles: ProfileCache | None,
+) -> PreparedRun:
+    """Raise an error if the run cannot be finished, otherwise claim the work folder."""
+    work.check(identity, resume=resume)
+    check_output_free(output, work, run.config.export)
+    profile_cache = RunProfileCache(profiles, profile_identity(identity, run.method))
+    calibration = profile_cache.inputs(work) or calibration_inputs(run, work, token=token)
+    healing = plan_layer_healing(run, work, token=token)
+    plan = plan_evaluation(run, token=token)
+    needed = profile_cache.check_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
+    if healing is not None:
+        needed = max(needed, check_healing(healing, run.source.name, run.device, output))
+    warning = coverage_of_run(run).warning
+    if warning is not None:
+        monitor.warn(warning)
+    monitor.requires(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
+    work.claim(identity, calibration)
+    if healing is not None:
+        HealingState.within(work.path).save_windows(healing.windows)
+    profile_cache.restore_into(work, calibration)
+    return PreparedRun(
+        run=run,
+        identity=identity,
+        output=output,
+        work=work,
+        monitor=monitor,
+        calibration=calibration,
+        healing=healing,
+        plan=plan,
+        profile_cache=profile_cache,
+    )
