@@ -27,6 +27,7 @@ from rocket_core.config import compression_config
 from rocket_core.engines import ENGINES
 from rocket_core.pipeline import ProfileCache, Progress, compress
 from rocket_core.report.quality import Difference
+from rocket_core.report.schema import CompressionReport
 
 FRACTIONS = (0.5, 0.4, 0.3, 0.281, 0.25, 0.2, 0.15)
 GPTQ_BITS = (4, 3, 2)
@@ -85,6 +86,28 @@ def run(
     given: argparse.Namespace, model: Path, settings: Mapping[str, Any], seed: int, profiles: ProfileCache
 ) -> dict[str, Any]:
     """Compress and measure once."""
+    with tempfile.TemporaryDirectory() as folder:
+        report, seconds = compressed(given, model, settings, seed, profiles, Path(folder))
+        evaluation = report.evaluation
+        assert evaluation is not None
+        fraction = stored_fraction(Path(folder, evaluation.export), report)
+    return {
+        "seed": seed,
+        "fraction": fraction,
+        **loss_figures(evaluation.before.perplexity, evaluation.after.perplexity, evaluation.difference),
+        "cpu_seconds": seconds,
+    }
+
+
+def compressed(
+    given: argparse.Namespace,
+    model: Path,
+    settings: Mapping[str, Any],
+    seed: int,
+    profiles: ProfileCache,
+    folder: Path,
+) -> tuple[CompressionReport, float]:
+    """Compress into an empty folder and measure; return the report, and the CPU seconds before the evaluation."""
     config = compression_config(
         export=ENGINES[settings.get("engine", "rocket")].exports[:1],
         calibration={
@@ -104,17 +127,14 @@ def run(
         if progress.stage == "evaluating" and not seconds:
             seconds.append(time.process_time() - began)
 
-    with tempfile.TemporaryDirectory() as folder:
-        report = compress(str(model), Path(folder), config, on_progress=note, profiles=profiles)
-        evaluation = report.evaluation
-        assert evaluation is not None
-        stored = stored_bytes(Path(folder, evaluation.export), {layer.name for layer in report.layers})
-    return {
-        "seed": seed,
-        "fraction": stored / sum(2 * layer.d_in * layer.d_out for layer in report.layers),
-        **loss_figures(evaluation.before.perplexity, evaluation.after.perplexity, evaluation.difference),
-        "cpu_seconds": seconds[0],
-    }
+    report = compress(str(model), folder, config, on_progress=note, profiles=profiles)
+    return report, seconds[0]
+
+
+def stored_fraction(artifact: Path, report: CompressionReport) -> float:
+    """Return the bytes of the linear layers of an artifact, as a part of those of 16 bits per weight."""
+    stored = stored_bytes(artifact, {layer.name for layer in report.layers})
+    return stored / sum(2 * layer.d_in * layer.d_out for layer in report.layers)
 
 
 def loss_figures(before: float | None, after: float | None, difference: Difference) -> dict[str, float | None]:

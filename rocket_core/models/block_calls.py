@@ -4,6 +4,7 @@ Everything outside the blocks is the model's own code, run with stand-ins in pla
 """
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,11 +51,15 @@ class Activations:
         call = self.calls[batch][index - self.first]
         with torch.no_grad():
             output = block(self.hidden[batch], *call.args, **call.kwargs)
-        if isinstance(output, tuple):
-            self.beside = len(output) - 1
-            output = output[0]
+        return self.output_of(output, index, batch)
+
+    def output_of(self, returned: Any, index: int, batch: int) -> Tensor:
+        """Return what the next block reads, given what block `index` returned for one batch."""
+        if isinstance(returned, tuple):
+            self.beside = len(returned) - 1
+            returned = returned[0]
         added = self.added[batch][index - self.first] if self.added else None
-        hidden: Tensor = output if added is None else output + added
+        hidden: Tensor = returned if added is None else returned + added
         return hidden
 
     def step(self, block: nn.Module, index: int, batch: int) -> None:
@@ -367,6 +372,18 @@ def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, tuple):
         return tuple(replace_tensors(item, change) for item in value)
     return {key: replace_tensors(item, change) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def to_float32(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32 if it has floating-point numbers."""
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def copy_in_float32(module: nn.Module) -> nn.Module:
+    """Return a copy of a module in float32 that needs no gradients."""
+    copied = copy.deepcopy(module).float()
+    copied.requires_grad_(False)
+    return copied
 
 
 def _plain(value: Any) -> Any:
