@@ -1,9 +1,10 @@
 """What refinement and healing win back, at the same sizes.
 
     python -m benchmarks.refinement --out FOLDER --stories FOLDER --calibrate FILE --measure FILE [--seeds 3]
-        [--encoder FOLDER --encoder-calibrate FILE --encoder-measure FILE] [--environments FOLDER] [--only PART ...]
+        [--encoder FOLDER --encoder-calibrate FILE --encoder-measure FILE] [--environments FOLDER]
+        [--only PART ...] [--rows ROW ...] [--sizes TEXT ...]
 
-Its parts, of which `--only` takes some:
+Its parts, of which `--only` takes some, and `--rows` and `--sizes` some of the runs:
 
 - `stories`: stories260K with the TinyStories texts. `best`, `max`, and `best` with healing after it; at 0.3 and 0.5 of
   the parameters removed, with factored kinds alone, and at 0.2 and 0.15 of the bytes of 16 bits per weight.
@@ -11,12 +12,13 @@ Its parts, of which `--only` takes some:
 - `encoder`: a sentence encoder. `best` and `max` at 0.3 and 0.5 of the parameters removed.
 - `rivals`: AutoRound on examples/tiny-llama, and `max` at its bytes.
 
-Models are converted to float16 first. It prints the tables of all parts that were run, and the requirements; and writes
-them to OUT/refinement.md, and every run to OUT/refinement.json when it ends. Saved runs are not repeated.
+Models are converted to float16 first. Every run is saved in OUT/refinement.json when it ends, and saved runs are not
+repeated. In the end it prints the tables of all saved runs, and the requirements, and writes them to OUT/refinement.md.
 """
 
 import argparse
 import functools
+import json
 import statistics
 import tempfile
 import time
@@ -216,8 +218,8 @@ def healed_run(
 
 def study_runs(
     study: Study, given: argparse.Namespace, folder: Path, saved: Callable[..., list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
-    """Return all runs of a study, and run what is missing."""
+) -> None:
+    """Run what is missing of the runs asked for."""
     with tempfile.TemporaryDirectory() as scratch:
         model = copy_in_half_precision(folder, Path(scratch, folder.resolve().name))
 
@@ -228,61 +230,66 @@ def study_runs(
                 settings = {"preset": preset, **size.settings}
                 return measured(given, model, settings, seed, ProfileCache(Path(profiles)))
 
-        return saved(
+        saved(
             [
                 (row_name(row, size), seed, functools.partial(measure, row, size, seed))
                 for seed in range(given.seeds)
                 for size in study.sizes
                 for row in study.rows
+                if row in given.rows and any(name in size.name for name in given.sizes)
             ]
         )
 
 
-def rival_runs(given: argparse.Namespace, saved: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the runs of the rival and of `max` at its bytes, and run what is missing."""
-    rows: list[dict[str, Any]] = []
+def rival_runs(given: argparse.Namespace, folder: Path, saved: Callable[..., list[dict[str, Any]]]) -> None:
+    """Run what is missing of the rival's runs, and of those of `max` at its bytes."""
     with tempfile.TemporaryDirectory() as scratch:
-        model = copy_in_half_precision(TINY_LLAMA, Path(scratch, TINY_LLAMA.name))
+        model = copy_in_half_precision(folder, Path(scratch, folder.name))
         for scheme in _RIVAL_SCHEMES:
-            rows += compare(given, saved, model, _RIVAL, SCHEMES[scheme], ProfileCache(Path(scratch, "profiles")))
-    return rows
+            compare(given, saved, model, _RIVAL, SCHEMES[scheme], ProfileCache(Path(scratch, "profiles")))
+
+
+def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of all tables of saved runs, each of which has the name of its `part`; requirements are last."""
+    requirements = ["| | asked | found | |", "|---|---|---|---|"]
+    for part, study in STUDIES.items():
+        own = [row for row in rows if row["part"] == part]
+        if own:
+            yield from (f"{study.title}:", "", *table(study, Results(own)), "")
+            requirements += bars(study, Results(own))
+    rivals = [row for row in rows if row["part"] == RIVALS_PART]
+    if rivals:
+        yield from (f"{_RIVAL}, examples/tiny-llama:", "", *rivals_table(rivals), "")
+    yield from requirements
 
 
 def main() -> None:
-    """Run the missing combinations of the parts asked for, and write the tables."""
+    """Run the missing combinations of the parts asked for, and write the tables of all saved runs."""
     given = _arguments()
     given.out.mkdir(parents=True, exist_ok=True)
+    file = given.out / "refinement.json"
+    bundled = (TINY_LLAMA, BUILTIN_DATASET, TINY_LLAMA / "heldout.txt")
     texts = {
         "stories": (given.stories, given.calibrate, given.measure),
-        "tiny-llama": (TINY_LLAMA, BUILTIN_DATASET, TINY_LLAMA / "heldout.txt"),
+        "tiny-llama": bundled,
         "encoder": (given.encoder, given.encoder_calibrate, given.encoder_measure),
+        RIVALS_PART: bundled if given.environments is not None else (None, None, None),
     }
-    sections: list[str] = []
-    requirements = ["| | asked | found | |", "|---|---|---|---|"]
-    for part, study in STUDIES.items():
+    for part in given.only:
         model, calibrate, measure = texts[part]
-        if part not in given.only or model is None:
+        if model is None:
             continue
-        own = argparse.Namespace(
-            **vars(given)
-            | {"calibrate": calibrate, "measure": measure, "length": study.length, "windows": study.windows}
-        )
-        results = Results(study_runs(study, own, model, _saved(given, model, study.windows)))
-        sections += [f"{study.title}:", "", *table(study, results), ""]
-        requirements += bars(study, results)
-    if RIVALS_PART in given.only and given.environments is not None:
-        model, calibrate, measure = texts["tiny-llama"]
-        own = argparse.Namespace(**vars(given) | {"calibrate": calibrate, "measure": measure, "length": 256})
-        rows = rival_runs(own, _saved(given, model, given.windows))
-        sections += [f"{_RIVAL}, examples/tiny-llama:", "", *rivals_table(rows), ""]
-    lines = [*sections, *requirements]
+        study = STUDIES.get(part, STUDIES["tiny-llama"])
+        changes = {"calibrate": calibrate, "measure": measure, "length": study.length, "windows": study.windows}
+        own = argparse.Namespace(**{**vars(given), **changes})
+        saved = functools.partial(saved_runs, file, {"part": part, "samples": given.samples, "windows": study.windows})
+        if part == RIVALS_PART:
+            rival_runs(own, model, saved)
+        else:
+            study_runs(study, own, model, saved)
+    lines = [*report(json.loads(file.read_text()) if file.is_file() else [])]
     (given.out / "refinement.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
-
-
-def _saved(given: argparse.Namespace, model: Path, windows: int) -> Callable[..., list[dict[str, Any]]]:
-    keys = {"model": model.resolve().name, "samples": given.samples, "windows": windows}
-    return functools.partial(saved_runs, given.out / "refinement.json", keys)
 
 
 def _arguments() -> argparse.Namespace:
@@ -298,6 +305,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1, help="number of calibration draws")
     parts = [*STUDIES, RIVALS_PART]
     parser.add_argument("--only", choices=parts, nargs="+", default=parts, help="parts to run; all that can be")
+    rows = list(dict.fromkeys(row for study in STUDIES.values() for row in study.rows))
+    parser.add_argument("--rows", choices=rows, nargs="+", default=rows, help="rows of the tables to run")
+    parser.add_argument("--sizes", nargs="+", default=[""], metavar="TEXT", help="sizes whose names contain a text")
     given = parser.parse_args()
     needed = {"stories": ("stories", "calibrate", "measure")}
     needed["encoder"] = ("encoder", "encoder_calibrate", "encoder_measure")
@@ -307,14 +317,8 @@ def _arguments() -> argparse.Namespace:
             parser.error(f"--{', --'.join(names).replace('_', '-')} belong together")
         if values[0] is not None and not (values[0] / "config.json").is_file():
             parser.error(f"{values[0]} is not the folder of a model; name one that has config.json and safetensors")
-    given.samples, given.windows, given.group_size, given.preset, given.engine = (
-        _SAMPLES,
-        96,
-        GROUP_SIZE,
-        "max",
-        "rocket",
-    )
-    return given
+    fixed = {"samples": _SAMPLES, "group_size": GROUP_SIZE, "preset": "max", "engine": "rocket"}
+    return argparse.Namespace(**{**vars(given), **fixed})
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.bits import Results
-from benchmarks.refinement import HEALED, STUDIES, bars, row_name, table
+from benchmarks.refinement import HEALED, STUDIES, bars, report, row_name, table
 from rocket_core.config import compression_config
 
 STORIES = STUDIES["stories"]
@@ -48,6 +48,16 @@ def test_requirements_are_of_sizes_that_have_one(results):
     assert [line.count("holds") for line in lines] == [1, 0, 1, 0]
     assert lines[2].startswith("| stories260K: bytes of max, exceeded by a part of them | at most 0 | -0.005 |")
     assert lines[3].startswith("| stories260K: CPU time of max, of that of best, the largest | at most 4 | 5 |")
+
+
+def test_the_report_has_the_parts_that_were_run():
+    rows = [{**row("best", FACTORED_05, 1.0), "part": "stories"}, {**row("max", FACTORED_05, 0.5), "part": "stories"}]
+    rival = {"name": "AutoRound, 4 bits", "kl": 0.1, "fraction": 0.3, "excess": 0.1, "agreement": 0.9, "part": "rivals"}
+    lines = list(report([*rows, rival]))
+    assert lines[0] == "stories260K:"
+    assert "AutoRound, examples/tiny-llama:" in lines
+    assert not any("MiniLM" in line for line in lines)
+    assert lines[-2].endswith("kl of max, of that of best | at most 0.6 | 0.5 | holds |")
 
 
 @pytest.mark.parametrize("part", STUDIES)
