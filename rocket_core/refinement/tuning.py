@@ -1,4 +1,4 @@
-"""Tuning of a block: gradient steps that bring its output closer to that of the dense block."""
+"""Tuning of a block: gradient steps that bring its output, and what follows from it, closer to the dense model's."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -147,7 +147,7 @@ class BlockTuning:
 
     @torch.no_grad()
     def _weigh(self) -> None:
-        """Decide what an error further on counts; nothing if there is none."""
+        """Decide what an error further on counts; nothing where no block follows."""
         if self._further is None:
             return
         parts = [self._parts(batch) for batch in self._held_out]

@@ -1,4 +1,4 @@
-"""Refinement of compressed blocks: what their layers store is tuned together, towards the dense block's output."""
+"""Refinement of compressed blocks: what their layers store is tuned together, towards what the dense model computes."""
 
 import copy
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
