@@ -4,7 +4,6 @@ Everything outside the blocks is the model's own code, run with stand-ins in pla
 """
 
 import contextlib
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -377,13 +376,6 @@ def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def to_float32(tensor: Tensor) -> Tensor:
     """Return a tensor in float32 if it has floating-point numbers."""
     return tensor.float() if tensor.is_floating_point() else tensor
-
-
-def copy_in_float32(module: nn.Module) -> nn.Module:
-    """Return a copy of a module in float32 that needs no gradients."""
-    copied = copy.deepcopy(module).float()
-    copied.requires_grad_(False)
-    return copied
 
 
 def _plain(value: Any) -> Any:

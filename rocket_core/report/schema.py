@@ -111,10 +111,7 @@ class BlockReport(FrozenModel):
     error_before: float
     """mean squared difference to the dense block's output per token, on calibration samples that are held out."""
     error_after: float
-    """what refinement minimises, after it, on the same samples; never larger. For the last block of an encoder, that
-    difference. For others the difference counts a tenth, and the rest is the error that the dense model's next block
-    makes of it (near the end of a model that predicts tokens, the error of predictions), scaled to be as large before.
-    """
+    """what refinement minimises after it, in the same unit; never larger (`rocket_core.refinement.BlockErrors`)."""
 
 
 class LayerReport(FrozenModel):

@@ -1,5 +1,6 @@
 """What the dense model makes of a block's output: how much an error of the block costs further on."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,7 +16,6 @@ from rocket_core.calibration.token_loss import cut_batch
 from rocket_core.healing import divergence_sum
 from rocket_core.models.block_calls import (
     Activations,
-    copy_in_float32,
     replace_tensors,
     stand_ins,
     to_float32,
@@ -61,7 +61,7 @@ def continuation(
             block = stack.enter_context(loaded_block(run, index + 1))
             hidden = [dense.run(block, index + 1, batch) for batch in range(len(dense.hidden))]
             states = replace(dense, hidden=hidden)
-            following = copy_in_float32(block)
+            following = copy.deepcopy(block).float().requires_grad_(False)
             found = _Difference(states.hidden)
         if index + 2 >= blocks.stop and _predicts_text(run, batches):
             stack.enter_context(loaded_surroundings(run, head=True))
