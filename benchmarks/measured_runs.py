@@ -15,12 +15,37 @@ from rocket_core.config import compression_config
 from rocket_core.engines import ENGINES
 from rocket_core.pipeline import ProfileCache, Progress, compress
 from rocket_core.report.quality import Difference
+from rocket_core.report.schema import CompressionReport
 
 
 def run(
     given: argparse.Namespace, model: Path, settings: Mapping[str, Any], seed: int, profiles: ProfileCache | None
 ) -> dict[str, Any]:
     """Compress and measure once; without a cache of profiles, the profile is made and timed as well."""
+    with tempfile.TemporaryDirectory() as folder:
+        report, seconds = compressed(given, model, settings, seed, profiles, Path(folder))
+        evaluation = report.evaluation
+        assert evaluation is not None
+        export = Path(folder, evaluation.export)
+        fraction, written = stored_fraction(export, model, report), file_bytes(export)
+    return {
+        "seed": seed,
+        "fraction": fraction,
+        "file_fraction": written / file_bytes(model),
+        **loss_figures(evaluation.before.perplexity, evaluation.after.perplexity, evaluation.difference),
+        "cpu_seconds": seconds,
+    }
+
+
+def compressed(
+    given: argparse.Namespace,
+    model: Path,
+    settings: Mapping[str, Any],
+    seed: int,
+    profiles: ProfileCache | None,
+    folder: Path,
+) -> tuple[CompressionReport, float]:
+    """Compress into an empty folder and measure; return the report, and the CPU seconds before the evaluation."""
     config = compression_config(
         export=ENGINES[settings.get("engine", "rocket")].exports[:1],
         calibration=calibration(given, seed),
@@ -35,21 +60,16 @@ def run(
         if progress.stage == "evaluating" and not seconds:
             seconds.append(time.process_time() - began)
 
-    with tempfile.TemporaryDirectory() as folder:
-        report = compress(str(model), Path(folder), config, on_progress=note, profiles=profiles)
-        evaluation = report.evaluation
-        assert evaluation is not None
-        export = Path(folder, evaluation.export)
-        # Tables, where they are decided about, are not linear layers of blocks.
-        layers = [layer for layer in report.layers if layer.name in block_weights(model)]
-        stored, written = stored_bytes(export, {layer.name for layer in layers}), file_bytes(export)
-    return {
-        "seed": seed,
-        "fraction": stored / sum(2 * layer.d_in * layer.d_out for layer in layers),
-        "file_fraction": written / file_bytes(model),
-        **loss_figures(evaluation.before.perplexity, evaluation.after.perplexity, evaluation.difference),
-        "cpu_seconds": seconds[0],
-    }
+    report = compress(str(model), folder, config, on_progress=note, profiles=profiles)
+    return report, seconds[0]
+
+
+def stored_fraction(artifact: Path, model: Path, report: CompressionReport) -> float:
+    """Return the bytes of the linear layers of an artifact, as a part of those of 16 bits per weight."""
+    # Tables, where they are decided about, are not linear layers of blocks.
+    layers = [layer for layer in report.layers if layer.name in block_weights(model)]
+    stored = stored_bytes(artifact, {layer.name for layer in layers})
+    return stored / sum(2 * layer.d_in * layer.d_out for layer in layers)
 
 
 def calibration(given: argparse.Namespace, seed: int) -> dict[str, Any]:

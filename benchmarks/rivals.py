@@ -11,6 +11,7 @@ and a rival that fails has its last line of output in the table.
 """
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -235,6 +236,38 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"| {row['name']}{skipped} | {row['fraction']:.4f} | {row[measure]:.4g} | {part} |{cells}"
 
 
+def compare(
+    given: argparse.Namespace,
+    saved: Callable[[Sequence[tuple[str, int, Callable[[], dict[str, Any]]]]], list[dict[str, Any]]],
+    model: Path,
+    rival_name: str,
+    scheme: Scheme,
+    profiles: ProfileCache,
+) -> list[dict[str, Any]]:
+    """Return the row of a rival, and unless it fails, that of Rocket at the same bytes.
+
+    Args:
+        given: the arguments of this program.
+        saved: `saved_runs` with its first two arguments.
+        model: the model in float16.
+        rival_name: key of `RIVALS`.
+        scheme: bits of the rival's layers.
+        profiles: cache for Rocket's profiles.
+    """
+    rival = RIVALS[rival_name]
+    grouped = "" if given.group_size == GROUP_SIZE else f", groups of {given.group_size}"
+    title = f"{rival_name}, {scheme.title}{grouped}"
+    theirs = saved([(title, 0, lambda: run_rival(given, rival, model, scheme))])
+    if "failure" in theirs[0]:
+        return theirs
+    # Rounded up, so that Rocket never has more bytes.
+    ratio = math.ceil(1e6 * (1 - theirs[0]["fraction"])) / 1e6
+    settings = {"preset": given.preset, "engine": given.engine, "budget": "bytes", "ratio": max(0.0, ratio)}
+    reader = "" if given.engine == "rocket" else f" for {given.engine}"
+    ours = f"rocket {given.preset}{reader}, bytes of {title}"
+    return theirs + saved([(ours, 0, lambda: run(given, model, settings, 0, profiles))])
+
+
 def main() -> None:
     """Run the missing combinations, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -247,7 +280,7 @@ def main() -> None:
     parser.add_argument(
         "--schemes", choices=list(SCHEMES), nargs="+", default=["8", "4", "3"], help="bits of the rivals' layers"
     )
-    parser.add_argument("--preset", choices=("fast", "best"), default="best", help="preset of Rocket")
+    parser.add_argument("--preset", choices=("fast", "best", "max"), default="best", help="preset of Rocket")
     parser.add_argument("--engine", choices=list(ENGINES), default="rocket", help="engine that Rocket compresses for")
     parser.add_argument("--group-size", type=int, default=32, help="inputs of the rivals that share a scale")
     parser.add_argument("--samples", type=int, default=128, help="calibration windows")
@@ -262,8 +295,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     name = given.model.resolve().name
     keys = {"model": name, "samples": given.samples, "windows": given.windows}
-    grouped = "" if given.group_size == GROUP_SIZE else f", groups of {given.group_size}"
-    file = given.out / "rivals.json"
+    saved = functools.partial(saved_runs, given.out / "rivals.json", keys)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         model = copy_in_half_precision(given.model, Path(scratch, name))
@@ -272,17 +304,7 @@ def main() -> None:
             rival = RIVALS[rival_name]
             schemes = [SCHEMES[name] for name in given.schemes]
             for scheme in [scheme for scheme in schemes if rival.mixes or scheme.part is None]:
-                title = f"{rival_name}, {scheme.title}{grouped}"
-                theirs = saved_runs(file, keys, [(title, 0, lambda r=rival, s=scheme: run_rival(given, r, model, s))])
-                rows += theirs
-                if "failure" in theirs[0]:
-                    continue
-                # Rounded up, so that Rocket never has more bytes.
-                ratio = math.ceil(1e6 * (1 - theirs[0]["fraction"])) / 1e6
-                settings = {"preset": given.preset, "engine": given.engine, "budget": "bytes", "ratio": max(0.0, ratio)}
-                reader = "" if given.engine == "rocket" else f" for {given.engine}"
-                ours = f"rocket {given.preset}{reader}, bytes of {title}"
-                rows += saved_runs(file, keys, [(ours, 0, lambda s=settings: run(given, model, s, 0, profiles))])
+                rows += compare(given, saved, model, rival_name, scheme, profiles)
     lines = list(table(rows))
     (given.out / "rivals.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))

@@ -232,8 +232,8 @@ Refine = Annotated[
     bool | None,
     typer.Option(
         "--refine/--no-refine",
-        help="Tune each block after its layers are compressed, codes included, towards the dense block's output: takes "
-        "two to four times as long, at the same size. For --preset best; max has it.",
+        help="Tune each block after its layers are compressed, codes included, towards what the dense model computes: "
+        "takes two to four times as long, at the same size. For --preset best; max has it.",
         show_default="the preset's",
         rich_help_panel=_METHOD,
     ),

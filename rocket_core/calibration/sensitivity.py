@@ -111,7 +111,7 @@ def output_gradient(
         gradient = torch.empty_like(hidden)
         before = None if watched is None else watched.begin(batch=number, exponent=exponent)
         found = TextLoss()
-        for rows, columns in _pieces(model, loss, hidden.shape):
+        for rows, columns in pieces(model, loss, hidden.shape):
             leaf = hidden[rows, columns].detach().requires_grad_()
             piece = cut_batch(batch, rows, columns)
             with (
@@ -324,7 +324,7 @@ def _always(hidden: Tensor) -> Callable[[int, Tensor, BlockCall], Tensor]:
     return lambda _index, _hidden, _call: hidden.clone()
 
 
-def _pieces(model: PreTrainedModel, loss: Loss, shape: torch.Size) -> Iterator[tuple[slice, slice]]:
+def pieces(model: PreTrainedModel, loss: Loss, shape: torch.Size) -> Iterator[tuple[slice, slice]]:
     """Yield the windows and tokens of a batch to run at once: as many as keep the logits within `_LOGIT_BYTES`."""
     windows, length = 1, shape[1]
     if loss == "tokens":

@@ -31,6 +31,9 @@ _FLOAT32 = 4
 # Numbers of a block that refinement holds for each of its weights: the copy that is trained, its gradient and two
 # moments, scales of codes, three states between which it chooses, and one while the optimizer computes.
 _REFINED_COPIES = 9
+# Most logits of a piece of text, and numbers that a gradient holds for each: of both models, in float32 and in the
+# model's dtype, their logarithms and gradients.
+_LOGITS_PER_PIECE, _LOGIT_COPIES = 16 * 2**20, 8
 # Numbers per token and hidden unit that a backward pass of a block reads.
 _KEPT_FOR_GRADIENTS = 30
 # eigh holds its input, the vectors and two workspaces of the same size.
@@ -171,8 +174,12 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         sums = 2 * max(d_in for d_in, _ in shapes) ** 2 * _FLOAT64
         working = max(working, 2 * block + sums + max(solver, 2 * activations) + 6 * hidden)
     if work.config.refine:
-        tuned = _REFINED_COPIES * max(model.block_parameters) + _KEPT_FOR_GRADIENTS * batch * model.hidden_size
-        working = max(working, 2 * block + tuned * _FLOAT32 + 6 * hidden)
+        # The next block is read as well, and in the end what predicts tokens.
+        tuned = (_REFINED_COPIES + 1) * max(model.block_parameters)
+        tuned += 2 * _KEPT_FOR_GRADIENTS * batch * model.hidden_size
+        tuned += _LOGIT_COPIES * min(_LOGITS_PER_PIECE, batch * (prelude // model.hidden_size))
+        outside = prelude * model.compute_itemsize
+        working = max(working, 3 * block + tuned * _FLOAT32 + outside + 7 * hidden)
     inputs = work.windows * work.input_bytes
     memory = max(2 * prelude * model.compute_itemsize + 2 * hidden, working) + inputs + _HEADROOM
     disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, _least_ratio(work.config.target))

@@ -43,11 +43,15 @@ class Activations:
         call = self.calls[batch][index - self.first]
         with torch.no_grad():
             output = block(self.hidden[batch], *call.args, **call.kwargs)
-        if isinstance(output, tuple):
-            self.beside = len(output) - 1
-            output = output[0]
+        return self.output_of(output, index, batch)
+
+    def output_of(self, returned: Any, index: int, batch: int) -> Tensor:
+        """Return what the next block reads, given what block `index` returned for one batch."""
+        if isinstance(returned, tuple):
+            self.beside = len(returned) - 1
+            returned = returned[0]
         added = self.added[batch][index - self.first] if self.added else None
-        hidden: Tensor = output if added is None else output + added
+        hidden: Tensor = returned if added is None else returned + added
         return hidden
 
     def step(self, block: nn.Module, index: int, batch: int) -> None:

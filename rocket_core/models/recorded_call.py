@@ -52,3 +52,8 @@ def reuse_equal(new: Any, old: Any) -> Any:
     if isinstance(new, dict) and isinstance(old, dict) and new.keys() == old.keys():
         return {key: reuse_equal(value, old[key]) for key, value in new.items()}
     return new
+
+
+def to_float32(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32 if it has floating-point numbers."""
+    return tensor.float() if tensor.is_floating_point() else tensor

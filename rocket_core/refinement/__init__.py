@@ -5,8 +5,8 @@ layers that stayed dense. Codes are not, and neither are scales on a logarithmic
 the tables of quantized embeddings. `open_values` prepares a module for training in float32, and `close_values` returns
 it to the form that is stored: with the same tensors, in which only `continuous_names` may differ.
 
-`BlockTuning` trains one block towards the output of the dense one; with `LearntCodes`, the codes of its quantized
-layers change as well.
+`BlockTuning` trains one block towards the output of the dense one, and for what follows from it; with `LearntCodes`,
+the codes of its quantized layers change as well.
 """
 
 from rocket_core.refinement.learnt_codes import LearntCodes

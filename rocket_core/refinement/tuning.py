@@ -1,4 +1,4 @@
-"""Tuning of a block: gradient steps that bring its output closer to that of the dense block."""
+"""Tuning of a block: gradient steps that bring its output, and what follows from it, closer to the dense model's."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +24,8 @@ _DECAYS = (0.9, 0.99)
 _LEAST_SIZE = 1e-3
 # One batch in so many is not trained on.
 _HELD_OUT = 8
+# What the squared difference to the targets counts, where an error further on can be measured.
+_OWN = 0.1
 # Tests of the block on batches that are held out.
 _TESTS = 4
 # Price of bits at first: the part of the block's error before that layers of half the bits would have to remove.
@@ -39,10 +41,13 @@ _State: TypeAlias = tuple[list[Tensor], list[tuple[Tensor, Tensor | None]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockErrors:
-    """Mean squared difference to the dense block's output on the batches that are held out, per token.
+    """What tuning minimises, on the batches that are held out, per token.
+
+    Without a continuation it is the squared difference to the targets. Otherwise that counts a tenth, and the error of
+    the continuation the rest, in a unit in which both are equal before tuning.
 
     Attributes:
-        before: before tuning.
+        before: before tuning: the mean squared difference to the targets.
         after: after tuning; never larger.
     """
 
@@ -63,6 +68,8 @@ class BlockTuning:
         predict: returns the block's output for a batch, with its graph.
         targets: the output to come close to, by batch; at least two batches.
         dtypes: dtype in which each parameter is stored, by name; positions of codes have none.
+        further: returns the error that the block's output leads to in what follows, per token, given the batch; None
+            if nothing does.
     """
 
     def __init__(
@@ -71,8 +78,11 @@ class BlockTuning:
         predict: Callable[[int], Tensor],
         targets: Sequence[Tensor],
         dtypes: Mapping[str, torch.dtype],
+        further: Callable[[int, Tensor], Tensor] | None = None,
     ) -> None:
-        self._predict, self._targets = predict, targets
+        self._predict, self._targets, self._further = predict, targets, further
+        # What an error further on counts, in units of the squared difference.
+        self._worth = 0.0
         self._numbers = [(block.get_parameter(name), dtype) for name, dtype in dtypes.items()]
         self._codes = [part for part in block.modules() if isinstance(part, LearntCodes)]
         self._held_out = range(0, len(targets), _HELD_OUT)
@@ -93,6 +103,7 @@ class BlockTuning:
             The errors on the held-out batches, as the block is stored.
         """
         optimizer = torch.optim.Adam(self._groups(self._relative_error()), betas=_DECAYS)
+        self._weigh()
         before, best = self._test()
         errors = BlockErrors(before=before, after=before)
         if before == 0:
@@ -124,8 +135,29 @@ class BlockTuning:
         optimizer.step()
 
     def _error(self, batch: int) -> Float[Tensor, ""]:
+        own, further = self._parts(batch)
+        return own if further is None else _OWN * own + self._worth * further
+
+    def _parts(self, batch: int) -> tuple[Float[Tensor, ""], Float[Tensor, ""] | None]:
+        """Return the squared difference to the targets per token, and the error further on."""
         target = self._targets[batch].float()
-        return (self._predict(batch) - target).square().sum() / target[..., 0].numel()
+        output = self._predict(batch)
+        own = (output - target).square().sum() / target[..., 0].numel()
+        return own, None if self._further is None else self._further(batch, output)
+
+    @torch.no_grad()
+    def _weigh(self) -> None:
+        """Decide what an error further on counts; nothing where no block follows."""
+        if self._further is None:
+            return
+        parts = [self._parts(batch) for batch in self._held_out]
+        own, further = (
+            math.fsum(float(part) for part in found if part is not None) for found in zip(*parts, strict=True)
+        )
+        if further <= 0:
+            self._further = None
+            return
+        self._worth = (1 - _OWN) * own / further
 
     @torch.no_grad()
     def _test(self) -> tuple[float, _State]:

@@ -112,7 +112,7 @@ class BlockReport(FrozenModel):
     error_before: float
     """mean squared difference to the dense block's output per token, on calibration samples that are held out."""
     error_after: float
-    """the same after refinement; never larger."""
+    """what refinement minimises after it, in the same unit; never larger (`rocket_core.refinement.BlockErrors`)."""
 
 
 class LayerReport(FrozenModel):

@@ -37,7 +37,7 @@ from rocket_core.pipeline.stages.compress import (
     save,
     with_rounded_values,
 )
-from rocket_core.pipeline.stages.refine import REFINED_BATCHES, CompressedBlock, Refinement
+from rocket_core.pipeline.stages.refine import REFINED_BATCHES, REFINED_TOKENS_ON_CPU, CompressedBlock, Refinement
 from rocket_core.pipeline.stages.stored_weight import install_weight
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -174,7 +174,7 @@ class SequentialCompression:
         self._units = units
         self._sizes = sizes
         self._monitor = monitor
-        self._refinement = Refinement(run, work) if run.config.refine else None
+        self._refinement = Refinement(run, work, self._batches) if run.config.refine else None
         self._done = 0
         self._refined = 0.0
 
@@ -228,7 +228,10 @@ class SequentialCompression:
                 self._refinement.apply(CompressedBlock(index=index, module=module, dense=module, units=units))
 
     def _batches(self) -> Iterator[dict[str, torch.Tensor]]:
-        return split_inputs(self._run, self._inputs, least_batches=1 if self._refinement is None else REFINED_BATCHES)
+        if not self._run.config.refine:
+            return split_inputs(self._run, self._inputs)
+        positions = REFINED_TOKENS_ON_CPU if self._run.device.type == "cpu" else None
+        return split_inputs(self._run, self._inputs, positions, least_batches=REFINED_BATCHES)
 
     def _pass_block(self, index: int, streams: _Streams, *, onwards: bool) -> None:
         run = self._run
@@ -273,7 +276,7 @@ class SequentialCompression:
             self._refined = before + part * len(units)
             self._monitor.step(self._share(), units[0].names[0])
 
-        self._refinement.refine(block, compressed.states, dense.states.hidden, note)
+        self._refinement.refine(block, compressed.states, dense.states, note)
         self._refined = before + len(units)
         if finished:
             self._monitor.skip_to(self._share())

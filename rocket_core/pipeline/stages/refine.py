@@ -1,7 +1,7 @@
-"""Refinement of compressed blocks: what their layers store is tuned together, towards the dense block's output."""
+"""Refinement of compressed blocks: what their layers store is tuned together, towards what the dense model computes."""
 
 import copy
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,9 @@ from rocket_core.hf.replacement import empty_layer
 from rocket_core.layers import CODED_FACTOR_NAMES, FactorizedLinear, LayerEntry, StoredLinear, layer_tensors
 from rocket_core.models.architecture import oriented_weight
 from rocket_core.models.block_calls import Activations
-from rocket_core.models.recorded_call import replace_tensors
+from rocket_core.models.recorded_call import replace_tensors, to_float32
 from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.stages.continuation import continuation
 from rocket_core.pipeline.stages.stored_weight import install_weight, read_codes, stored_blocks, stored_tensors
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.records import RefinedBlock
@@ -26,6 +27,8 @@ from rocket_core.refinement import BlockTuning, LearntCodes, open_values
 
 REFINED_BATCHES = 8
 """Batches that the calibration samples should make at least, as one in eight is held out."""
+REFINED_TOKENS_ON_CPU = 1024
+"""Positions in a batch of refinement on a CPU, which takes as long for half of them in twice as many steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,44 +57,47 @@ class Refinement:
     """Refinement of the blocks of a run, each after all its layers are compressed.
 
     What the layers of a block store as numbers, the codes of those that are quantized, and the norms and biases are
-    tuned together: towards the dense block's output for the inputs of the dense model, given those of the compressed
-    model. Memory is that of nine more copies of a block in float32.
+    tuned together, given the inputs of the block in the compressed model: towards what the dense model makes of it, see
+    `continuation`, and a little towards the dense block's output. Memory is that of nine more copies of a block in
+    float32, and of one of the next block.
 
     Args:
         run: the run.
         work: work folder with the compressed layers, whose tensors are replaced.
+        batches: returns the arguments of the model, by batch.
     """
 
-    def __init__(self, run: Run, work: WorkFolder) -> None:
+    def __init__(self, run: Run, work: WorkFolder, batches: Callable[[], Iterable[Mapping[str, Tensor]]]) -> None:
         self._run = run
         self._work = work
+        self._batches = batches
 
     def is_finished(self, index: int) -> bool:
         """Return whether a block is refined."""
         return self._work.refined(index) is not None
 
     def refine(
-        self, block: CompressedBlock, states: Activations, targets: Sequence[Tensor], on_step: Callable[[float], None]
+        self, block: CompressedBlock, states: Activations, dense: Activations, on_step: Callable[[float], None]
     ) -> None:
         """Refine a block unless it is refined, and put the result in place in the block and the work folder.
 
         Args:
             block: the block.
             states: the inputs of the block in the compressed model.
-            targets: the outputs of the dense block in the dense model, by batch.
+            dense: the stream of the dense model, at the output of the block.
             on_step: called before each step with the completed part; may raise an error to stop.
 
         Raises:
             InvalidConfigError: there are too few calibration samples to hold some out.
         """
         if not self.is_finished(block.index):
-            self._tune(block, states, targets, on_step)
+            self._tune(block, states, dense, on_step)
         self.apply(block)
 
     def _tune(
-        self, block: CompressedBlock, states: Activations, targets: Sequence[Tensor], on_step: Callable[[float], None]
+        self, block: CompressedBlock, states: Activations, dense: Activations, on_step: Callable[[float], None]
     ) -> None:
-        if len(targets) == 1:
+        if len(dense.hidden) == 1:
             raise InvalidConfigError(
                 "refine holds out a part of the calibration samples: take at least 2 samples, or leave refine out"
             )
@@ -103,16 +109,16 @@ class Refinement:
             if self._is_of_weight(block, name) and parameter.is_floating_point() and not learnt:
                 stored[name] = self._run.dtype
             parameter.requires_grad_(learnt or name in stored)
-        calls = [replace_tensors(calls[block.index - states.first], _in_float32) for calls in states.calls]
+        calls = [replace_tensors(calls[block.index - states.first], to_float32) for calls in states.calls]
 
         def predict(batch: int) -> Tensor:
             call = calls[batch]
-            output = trained(states.hidden[batch].float(), *call.args, **call.kwargs)
-            found: Tensor = output[0] if isinstance(output, tuple) else output
-            return found
+            returned = trained(states.hidden[batch].float(), *call.args, **call.kwargs)
+            return states.output_of(returned, block.index, batch)
 
-        with torch.enable_grad():
-            errors = BlockTuning(trained, predict, targets, stored).complete(seed=block.index, on_step=on_step)
+        with continuation(self._run, block.index, dense, self._batches) as further, torch.enable_grad():
+            tuning = BlockTuning(trained, predict, dense.hidden, stored, further)
+            errors = tuning.complete(seed=block.index, on_step=on_step)
         tensors, codes = self._stored_form(block, trained, vectors)
         record = RefinedBlock(
             codes=codes,
@@ -254,7 +260,3 @@ def _keys(layer: str, tensors: Container[str]) -> dict[str, str]:
 
 def _as_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype).cpu() if tensor.is_floating_point() else tensor.cpu()
-
-
-def _in_float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor

@@ -50,7 +50,7 @@ class RefinedBlock(FrozenModel):
     error_before: float
     """mean squared difference to the dense block's output per token, on calibration samples that are held out."""
     error_after: float
-    """the same after refinement."""
+    """after refinement, see `BlockReport`."""
 
 
 class EvaluationRecord(FrozenModel):

@@ -120,7 +120,7 @@ def test_refinement_counts_what_is_trained(saved):
     told = {}
     for preset in ("best", "max"):
         config = compression_config(ratio=0.3, preset=preset, kinds=("low_rank",))
-        big = replace(model, block_parameters=(10**9,))
+        big = replace(model, block_parameters=(10**9,), parameters=10**9 + model.parameters)
         told[preset] = estimate_footprint(big, Workload(config=config, windows=8, sequence_length=32)).memory_bytes
     # Weights, gradients and two moments in float32 are the least.
     assert told["max"] - told["best"] >= 16 * 10**9

@@ -35,7 +35,7 @@ class Block(nn.Module):
 NUMBERS = dict.fromkeys(("norm.weight", "norm.bias", "last.weight", "last.bias"), torch.float16)
 
 
-def make_tuning(block, noise=0.3, seed=1):
+def make_tuning(block, noise=0.3, seed=1, readout=None):
     generator = torch.Generator().manual_seed(seed)
     inputs = [torch.randn(4, 16, WIDTH, generator=generator) for _ in range(BATCHES)]
     wanted = copy.deepcopy(block)
@@ -43,7 +43,14 @@ def make_tuning(block, noise=0.3, seed=1):
         wanted.first.position.add_(noise * torch.randn(WIDTH, WIDTH, generator=generator))
         wanted.last.weight.add_(0.1 * noise * torch.randn(WIDTH, WIDTH, generator=generator))
         targets = [wanted(hidden) for hidden in inputs]
-    return BlockTuning(block, lambda batch: block(inputs[batch]), targets, NUMBERS), inputs, targets
+
+    def further(batch, hidden):
+        return (hidden @ readout - targets[batch] @ readout).square().sum() / hidden[..., 0].numel()
+
+    tuning = BlockTuning(
+        block, lambda batch: block(inputs[batch]), targets, NUMBERS, None if readout is None else further
+    )
+    return tuning, inputs, targets
 
 
 def held_out_error(block, inputs, targets):
@@ -66,6 +73,34 @@ def test_a_block_comes_closer_on_batches_it_is_not_trained_on():
     assert errors.after < 0.5 * errors.before
     with torch.no_grad():
         assert held_out_error(block, inputs, targets) == pytest.approx(errors.after, rel=1e-3)
+
+
+def test_what_follows_the_block_decides_where_it_may_err():
+    readout = torch.eye(WIDTH)[:, :4]
+    errors = {}
+    for name, read in (("own", None), ("further", readout)):
+        block = Block()
+        tuning, inputs, targets = make_tuning(block, readout=read)
+        found = tuning.complete(seed=0, on_step=lambda _part: None)
+        assert found.after < 0.5 * found.before
+        with torch.no_grad():
+            missed = torch.cat([block(inputs[batch]) - targets[batch] for batch in range(0, BATCHES, 8)])
+        errors[name] = missed.square().mean(dim=(0, 1))
+    parts = {name: float(found[:4].sum() / found.sum()) for name, found in errors.items()}
+    assert parts["further"] < 0.9 * parts["own"]
+
+
+def test_both_errors_count_as_agreed_before_tuning():
+    block = Block()
+    tuning, _, _ = make_tuning(block, readout=100 * torch.eye(WIDTH)[:, :4])
+    tuning._weigh()
+    with torch.no_grad():
+        own, further = (
+            torch.stack(parts).mean() for parts in zip(*map(tuning._parts, range(0, BATCHES, 8)), strict=True)
+        )
+        whole = torch.stack([tuning._error(batch) for batch in range(0, BATCHES, 8)]).mean()
+    assert float(whole) == pytest.approx(float(own), rel=1e-5)
+    assert float(0.9 * own) == pytest.approx(float(tuning._worth * further), rel=1e-5)
 
 
 def test_the_state_left_is_as_stored():
