@@ -30,10 +30,9 @@ from rocket_core.inspection.footprint import (
     input_bytes,
     positions,
     sample_positions,
-    vocabulary,
 )
 from rocket_core.inspection.header_coverage import coverage_of_headers
-from rocket_core.inspection.healing_footprint import HealingSizes, batch_windows, healing_footprint
+from rocket_core.inspection.healing_footprint import HealingSizes, batch_windows, healing_footprint, vocabulary
 from rocket_core.inspection.hub import find_repository
 from rocket_core.inspection.image_lines import check_images
 from rocket_core.inspection.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder

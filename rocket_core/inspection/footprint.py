@@ -347,11 +347,6 @@ def input_bytes(config: Mapping[str, object], kind: InputKind) -> int:
     return 0
 
 
-def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
-    """Return the vocabulary size from config.json; if absent, an upper bound from the parameters outside the blocks."""
-    return find_number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size
-
-
 def _is_no_layer(rest: str) -> bool:
     return rest.rpartition(".")[2] in _TABLES
 

@@ -1,8 +1,13 @@
-"""Memory and disk that healing needs, from a model's sizes. Loads no torch."""
+"""Memory and disk that healing needs, and windows that a whole model reads at once, from a model's sizes.
 
+Loads no torch.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rocket_core.inspection.footprint import ModelShape, ResourceEstimate
+from rocket_core.inspection.model_fields import find_number
 
 _FLOAT32 = 4
 # Gradient, two moments and the best values so far, of every number that is trained.
@@ -90,3 +95,8 @@ def batch_windows(vocabulary: int, length: int) -> int:
         length: tokens in a window.
     """
     return max(1, min(_LARGEST_BATCH, _LOGIT_BYTES_PER_BATCH // (4 * length * vocabulary)))
+
+
+def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
+    """Return the vocabulary size from config.json; if absent, an upper bound from the parameters outside the blocks."""
+    return find_number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size

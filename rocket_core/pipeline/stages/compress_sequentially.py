@@ -9,14 +9,12 @@ them.
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rocket_core.calibration.grams import first_input
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.layers import approximation
 from rocket_core.linalg.whitening import GramStatistics, shrunk_gram
@@ -24,11 +22,11 @@ from rocket_core.methods import CompressedWeight, LayerProblem
 from rocket_core.models.architecture import oriented_weight
 from rocket_core.models.block_calls import Activations
 from rocket_core.models.block_lists import BlockList
-from rocket_core.models.part_cache import FinishedParts
 from rocket_core.pipeline.block_walk import begin_walk, loaded_block, split_inputs
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.stages.block_side import BlockSide
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.compress import (
     AchievedErrors,
@@ -68,79 +66,6 @@ class _CrossSums:
         self.tokens += rows.shape[0]
         self.gram = self.gram + (rows.mT @ rows).double()
         self.cross = self.cross + (rows.mT @ dense_rows).double()
-
-
-class _InputReachedError(Exception):
-    """Signal that ends a forward pass whose rest is not needed."""
-
-
-class _Side:
-    """A block of the dense or of the compressed model, with the stream that passes through it.
-
-    Args:
-        block: the block, with its weights.
-        index: index of the block in the model.
-        states: the stream.
-        layers: the block's layers by name.
-
-    Attributes:
-        block: the block.
-        states: the stream.
-        layers: the block's layers by name.
-    """
-
-    def __init__(self, block: nn.Module, index: int, states: Activations, layers: Mapping[str, nn.Module]) -> None:
-        self.block = block
-        self.states = states
-        self._index = index
-        self.layers = layers
-        within = {id(module): name for name, module in block.named_modules()}
-        self._finished = FinishedParts(block, [within[id(layer)] for layer in layers.values()])
-
-    def forget(self) -> None:
-        """Remove what is cached of the block, because its weights have changed."""
-        self._finished.clear()
-
-    @property
-    def batches(self) -> int:
-        """Number of batches."""
-        return len(self.states.hidden)
-
-    def step(self, batch: int) -> None:
-        """Pass a batch through the block, and keep the result."""
-        with self._finished.passing(batch, self.states.hidden[batch]):
-            self.states.step(self.block, self._index, batch)
-
-    def inputs(
-        self, name: str, batch: int, *, stop_at_first: bool, for_good: bool = False
-    ) -> list[Float[Tensor, "rows d_in"]]:
-        """Return what a layer reads, one tensor per call, while a batch passes through the block.
-
-        Args:
-            name: the layer.
-            batch: number of the batch.
-            stop_at_first: stop at the first call.
-            for_good: pass the batch through the block, as `step` does; takes precedence over `stop_at_first`.
-        """
-        rows: list[Tensor] = []
-
-        def note(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-            self._finished.reached()
-            tensor = first_input(args, kwargs).detach()
-            rows.append(tensor.reshape(-1, tensor.shape[-1]))
-            if stop_at_first and not for_good:
-                raise _InputReachedError
-
-        handle = self.layers[name].register_forward_pre_hook(note, with_kwargs=True)
-        try:
-            with self._finished.passing(batch, self.states.hidden[batch]), suppress(_InputReachedError):
-                if for_good:
-                    self.states.step(self.block, self._index, batch)
-                else:
-                    self.states.run(self.block, self._index, batch)
-        finally:
-            handle.remove()
-        return rows
 
 
 class SequentialCompression:
@@ -239,7 +164,9 @@ class SequentialCompression:
         prefix = f"{run.architecture.block_name(index)}."
         with loaded_block(run, index) as block:
             sides = tuple(
-                _Side(module, index, states, {name: module.get_submodule(name.removeprefix(prefix)) for name in names})
+                BlockSide(
+                    module, index, states, {name: module.get_submodule(name.removeprefix(prefix)) for name in names}
+                )
                 for module, states in zip((block, copy.deepcopy(block)), streams, strict=True)
             )
             dense, compressed = sides
@@ -265,7 +192,9 @@ class SequentialCompression:
         weight = 0.0 if self._refinement is None else _REFINEMENT_COST
         return (self._done + more + weight * self._refined) / ((1 + weight) * len(self._units))
 
-    def _refine_block(self, index: int, units: Sequence[CompressionUnit], dense: _Side, compressed: _Side) -> None:
+    def _refine_block(
+        self, index: int, units: Sequence[CompressionUnit], dense: BlockSide, compressed: BlockSide
+    ) -> None:
         """Refine a block that is compressed; the dense stream has passed it."""
         assert self._refinement is not None
         block = CompressedBlock(index=index, module=compressed.block, dense=dense.block, units=units)
@@ -283,7 +212,7 @@ class SequentialCompression:
         compressed.forget()
 
     def _compress_block(
-        self, index: int, units: Sequence[CompressionUnit], dense: _Side, compressed: _Side, *, onwards: bool
+        self, index: int, units: Sequence[CompressionUnit], dense: BlockSide, compressed: BlockSide, *, onwards: bool
     ) -> bool:
         """Compress the units of a block; return whether the dense stream has reached the next block in the process."""
         if not units:
@@ -306,7 +235,7 @@ class SequentialCompression:
                     install_weight(self._run, self._work, unit, name, compressed.layers[name])
         return passed
 
-    def _sums(self, name: str, dense: _Side, compressed: _Side, *, for_good: bool) -> _CrossSums:
+    def _sums(self, name: str, dense: BlockSide, compressed: BlockSide, *, for_good: bool) -> _CrossSums:
         """Return the sums over a layer's inputs in both streams; `for_good` takes the dense one to the next block."""
         sums = _CrossSums()
         called_once = False

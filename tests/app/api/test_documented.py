@@ -43,6 +43,12 @@ NO_UPLOAD = "upload/" + "0" * 32
 
 
 @pytest.fixture
+def settings(settings):
+    """Return a service without the limit that so many submissions in a minute would hit."""
+    return settings.model_copy(update={"submit_rate_limit": "1000/minute"})
+
+
+@pytest.fixture
 def jobs(client, worker, context):
     """Return jobs in each state, created on demand."""
 

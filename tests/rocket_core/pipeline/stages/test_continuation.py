@@ -50,7 +50,7 @@ def measured(tmp_path, settings):
         def batches():
             return inputs.batches(2, run.device, run.compute_dtype)
 
-        states = begin_walk(run, batches())
+        states = begin_walk(run, batches(), run.architecture.list_of(0))
         for position in range(index + 1):
             with loaded_block(run, position) as block:
                 for batch in range(len(states.hidden)):
