@@ -239,7 +239,7 @@ class _EveryToken(StoppingCriteria):
     def __init__(self, on_token: Callable[[], None]) -> None:
         self._on_token = on_token
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_more: Any) -> Bool[Tensor, " batch"]:
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **_more: Any) -> Bool[Tensor, " batch"]:
         del scores
         self._on_token()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

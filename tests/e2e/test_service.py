@@ -88,9 +88,9 @@ def test_an_unavailable_broker_loses_no_job(start_service, expected):
 
 def test_an_error_found_in_preflight_ends_the_job_with_its_code(finished_job):
     service, _ = finished_job
-    job = service.finished(service.submit(**REQUEST, options={"ignore": ["*"]}))
+    job = service.finished(service.submit(**REQUEST, evaluate={"prompts": ["a prompt longer than the context " * 50]}))
     assert (job["status"], job["attempt"], job["result"]) == ("failed", 1, None)
-    assert job["error"]["code"] == "unsupported_architecture"
+    assert job["error"]["code"] == "invalid_config"
     assert job["error"]["stage"] == "preflight"
     assert not job["error"]["retryable"]
     assert str(service.data_dir) not in str(job)

@@ -45,8 +45,16 @@ SERVICE_CODES = {
     2: ["data_folder_locked", "idempotency_key_reused", "invalid_request", "invalid_settings", "over_quota"],
     3: ["upload_not_found"],
     5: ["disk_full"],
-    7: ["artifact_expired", "artifact_not_found", "job_not_found", "not_found", "profile_not_found"],
-    8: ["fenced_out", "job_state_conflict", "report_not_ready"],
+    7: [
+        "artifact_expired",
+        "artifact_not_found",
+        "job_not_found",
+        "model_upload_not_found",
+        "not_found",
+        "profile_not_found",
+        "webhook_not_found",
+    ],
+    8: ["fenced_out", "job_state_conflict", "model_not_ready", "model_upload_conflict", "report_not_ready"],
     75: [
         "busy",
         "database_unavailable",

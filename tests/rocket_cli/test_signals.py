@@ -22,7 +22,7 @@ import sys, time
 from types import ModuleType, SimpleNamespace
 from rocket_core.errors import CompressionCancelledError
 
-def compress(model, output, config, *, revision, resume, profiles, meter, on_progress, should_cancel):
+def compress(model, output, config, *, on_progress, should_cancel, **_others):
     (output / ".rocket-work").mkdir(parents=True, exist_ok=True)
     for step in range(3000):
         on_progress(SimpleNamespace(stage="calibrating", layer=f"layer.{step}", fraction=step / 3000, seconds_left=9.0))

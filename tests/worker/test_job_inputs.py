@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from app.shared.encryption import encrypt
 from app.shared.models import Job
-from app.shared.repositories import healings, jobs, uploads
+from app.shared.repositories import jobs, sources, uploads
 from app.shared.repositories.uploads import NewUpload
 from app.shared.requests import HealingRequest, JobRequest
 from rocket_core.config import STAGES
@@ -86,7 +86,7 @@ def test_a_hub_model_is_downloaded_with_progress(hub, submit_with, attempt, mess
 def test_the_result_of_a_hub_model_is_healed_at_its_commit(hub, submit_with, attempt, database, messages):
     compressed = attempt(submit_with())
     with database.transaction() as session:
-        healed = healings.find_healed(session, "local", compressed.id)
+        healed = sources.find_source(session, "local", compressed.id, "factored")
         request = JobRequest.model_validate(compressed.request)
         wanted = HealingRequest(tokens=4000).job_request(compressed.id, request, healed.revision)
         job_id = jobs.create_job(session, wanted, max_attempts=1).job.id

@@ -61,4 +61,4 @@ def test_a_watched_evaluation_shows_both_answers(remote, service, evaluate_soon)
 def test_a_job_without_a_result_cannot_be_evaluated(remote, service):
     outcome = remote("evaluate-job", service.submit())
     assert outcome.code == 8
-    assert "the job is queued; only the result of a compression can be evaluated" in outcome.err
+    assert "the job is queued; only the result of a succeeded job can be used" in outcome.err

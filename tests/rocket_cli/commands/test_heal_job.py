@@ -33,7 +33,7 @@ def test_a_job_without_result_is_an_error(remote, service):
     outcome = remote("heal-job", service.submit())
 
     assert outcome.code != 0
-    assert "only the result of a succeeded job can be healed" in outcome.err
+    assert "only the result of a succeeded job can be used" in outcome.err
 
 
 def test_submitted_jobs_may_heal_their_result(remote, client):

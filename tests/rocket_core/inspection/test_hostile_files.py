@@ -22,8 +22,8 @@ from rocket_core.inspection.footprint import (
     input_bytes,
     positions,
     sample_positions,
-    vocabulary,
 )
+from rocket_core.inspection.healing_footprint import vocabulary
 from rocket_core.inspection.model_fields import check_fields, check_sizes
 from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
