@@ -342,7 +342,7 @@ def test_with_keys_users_must_sign_in(browser, tmp_path):
             page.get_by_role("link", name="API keys").click()
             page.get_by_label("Label").fill("another")
             page.get_by_role("button", name="Create").click()
-            expect(page.get_by_role("status")).to_contain_text("rk_")
+            expect(page.locator(".notice[role=status]")).to_contain_text("rk_")
             look_at(page, "keys")
             page.goto("/docs#get-jobs")
             page.get_by_role("button", name="Try it").locator("visible=true").click()
