@@ -21,7 +21,10 @@ from rocket_core.schema import FrozenModel
 
 
 class StageEnergy(FrozenModel):
-    """The energy that one stage used, in kWh, summed over resumed runs."""
+    """The energy that one stage used, in kWh, summed over resumed runs.
+
+    The meter resolves 0.05 s: shorter stages may be charged nothing.
+    """
 
     processor_kwh: float
     """energy of the processor: all of it if read from the processor's counters; otherwise estimated from its model and
