@@ -5,7 +5,7 @@ import site
 from collections.abc import Mapping
 from pathlib import Path
 
-from rocket_core.system.threads import set_thread_defaults
+from rocket_core.system.torch_environment import set_torch_defaults
 
 _NAMES = frozenset(
     {
@@ -67,7 +67,7 @@ def confined_environment(
     """
     given = os.environ if inherited is None else inherited
     selected = {name: value for name, value in given.items() if _is_passed_on(name, network=network)}
-    set_thread_defaults(selected)
+    set_torch_defaults(selected)
     own = {
         "HOME": str(home),
         "HF_HOME": str(home / "huggingface"),

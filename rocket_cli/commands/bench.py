@@ -15,7 +15,7 @@ from rocket_core.report.speed import Packing, SpeedReport
 from rocket_core.speed import SpeedSettings, Subject, find_subject, measure_speed
 from rocket_core.speed.rounds import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT_TOKENS, DEFAULT_ROUNDS
 from rocket_core.speed.subjects import GGUF_SUFFIX
-from rocket_core.system.threads import set_thread_defaults, thread_count
+from rocket_core.system.torch_environment import set_torch_defaults, thread_count
 
 if TYPE_CHECKING:
     from rocket_core.checkpoint import ModelSource
@@ -68,7 +68,7 @@ def bench(
     xllamacpp`.
     """
     with reported_failures(as_json=as_json):
-        set_thread_defaults(os.environ)
+        set_torch_defaults(os.environ)
         settings = SpeedSettings(
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,

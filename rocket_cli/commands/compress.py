@@ -19,7 +19,7 @@ from rocket_client._exit_codes import ExitCode
 from rocket_core.report.schema import CompressionReport
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.system.gc_pause import no_collection
-from rocket_core.system.threads import set_thread_defaults
+from rocket_core.system.torch_environment import set_torch_defaults
 
 if TYPE_CHECKING:
     from rocket_core.pipeline import Progress
@@ -59,7 +59,7 @@ def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) ->
     config = compression.config()
     # Before torch is imported, which takes seconds.
     check_request(model, config)
-    set_thread_defaults(os.environ)
+    set_torch_defaults(os.environ)
     with EnergyMeter() if compression.energy else nullcontext() as meter:
         # This takes seconds, in which the meter gets ready.
         with no_collection(lasting=True):

@@ -11,7 +11,7 @@ from rocket_cli.exit_codes import reported_failures
 from rocket_cli.progress_view import hide_library_bars, progress_view
 from rocket_cli.report_table import print_evaluation
 from rocket_core.system.gc_pause import no_collection
-from rocket_core.system.threads import set_thread_defaults
+from rocket_core.system.torch_environment import set_torch_defaults
 
 if TYPE_CHECKING:
     from rocket_core.evaluation import EvaluationResult
@@ -62,7 +62,7 @@ def evaluate(
 def _run(
     model: str, text: Path, against: str | None, revision: str | None, settings: dict[str, Any], *, quiet: bool
 ) -> "EvaluationResult":
-    set_thread_defaults(os.environ)
+    set_torch_defaults(os.environ)
     with no_collection(lasting=True):
         import rocket_core.hf  # noqa: F401 - teaches transformers to load compressed folders
         from rocket_core.checkpoint import find_model

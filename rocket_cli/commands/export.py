@@ -12,7 +12,7 @@ from rocket_cli.exit_codes import reported_failures
 from rocket_cli.progress_view import hide_library_bars, progress_view
 from rocket_cli.report_table import print_export
 from rocket_core.system.gc_pause import no_collection
-from rocket_core.system.threads import set_thread_defaults
+from rocket_core.system.torch_environment import set_torch_defaults
 
 if TYPE_CHECKING:
     from rocket_core.report.schema import CompressionReport, ExportReport
@@ -57,7 +57,7 @@ def export(*, artifact: _Artifact, output: _Output, to: _To, as_json: options.Js
 def _run(
     artifact: Path, output: Path, to: _Format, *, quiet: bool
 ) -> tuple["ExportReport", "CompressionReport | None"]:
-    set_thread_defaults(os.environ)
+    set_torch_defaults(os.environ)
     with no_collection(lasting=True):
         from rocket_core.exports.artifact_folder import read_report
         from rocket_core.exports.conversion import export_artifact

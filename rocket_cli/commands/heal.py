@@ -19,7 +19,7 @@ from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.report.healing import HealingReport
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.system.gc_pause import no_collection
-from rocket_core.system.threads import set_thread_defaults
+from rocket_core.system.torch_environment import set_torch_defaults
 
 if TYPE_CHECKING:
     from rocket_core.pipeline import Progress
@@ -74,7 +74,7 @@ def _run(
     resume: bool,
     quiet: bool,
 ) -> HealingReport:
-    set_thread_defaults(os.environ)
+    set_torch_defaults(os.environ)
     with EnergyMeter() if energy else nullcontext() as meter:
         with no_collection(lasting=True):
             from rocket_core.pipeline import heal as run_pipeline

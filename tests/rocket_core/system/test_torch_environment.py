@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from rocket_core.system import threads
+from rocket_core.system import torch_environment
 from rocket_core.system.machine import usable_processors
-from rocket_core.system.threads import set_thread_defaults
+from rocket_core.system.torch_environment import set_torch_defaults
 
 
 @pytest.mark.parametrize(
@@ -34,29 +34,31 @@ def test_usable_processors_respect_affinity_and_quota(tmp_path, monkeypatch, mem
 
 @pytest.mark.parametrize("usable", [1, 4])
 def test_threads_wait_passively_and_respect_a_limit(monkeypatch, usable):
-    monkeypatch.setattr(threads, "usable_processors", lambda: usable)
+    monkeypatch.setattr(torch_environment, "usable_processors", lambda: usable)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     environment = {}
-    set_thread_defaults(environment)
-    assert environment == {"OMP_WAIT_POLICY": "PASSIVE"} | ({"OMP_NUM_THREADS": "1"} if usable == 1 else {})
+    set_torch_defaults(environment)
+    defaults = {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"}
+    assert environment == defaults | ({"OMP_NUM_THREADS": "1"} if usable == 1 else {})
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
 def test_variables_set_by_the_user_are_kept(monkeypatch, name):
-    monkeypatch.setattr(threads, "usable_processors", lambda: 1)
+    monkeypatch.setattr(torch_environment, "usable_processors", lambda: 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    environment = {"OMP_WAIT_POLICY": "ACTIVE", name: "3"}
-    set_thread_defaults(environment)
-    assert environment == {"OMP_WAIT_POLICY": "ACTIVE", name: "3"}
+    given = {"OMP_WAIT_POLICY": "ACTIVE", "THP_MEM_ALLOC_ENABLE": "0", name: "3"}
+    environment = dict(given)
+    set_torch_defaults(environment)
+    assert environment == given
 
 
 @pytest.mark.slow
 def test_torch_takes_its_thread_count_from_the_environment():
     code = (
         "import os\n"
-        "from rocket_core.system import threads\n"
-        "threads.usable_processors, os.cpu_count = (lambda: 1), (lambda: 4)\n"
-        "threads.set_thread_defaults(os.environ)\n"
+        "from rocket_core.system import torch_environment\n"
+        "torch_environment.usable_processors, os.cpu_count = (lambda: 1), (lambda: 4)\n"
+        "torch_environment.set_torch_defaults(os.environ)\n"
         "import torch; print(torch.get_num_threads())"
     )
     given = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
