@@ -22,6 +22,7 @@ from app.api.routes import (
     estimates,
     evaluations,
     events,
+    exports,
     health,
     jobs,
     metrics,
@@ -102,7 +103,8 @@ def create_app(
     app.state.upload_receiver = UploadReceiver(settings)
     app.state.sign_in_failures = FailureBudget()
     app.include_router(health.router)
-    for part in (jobs, events, artifacts, evaluations, profiles, estimates, calibrations, models, webhooks, metrics):
+    results = (artifacts, evaluations, exports)
+    for part in (jobs, events, *results, profiles, estimates, calibrations, models, webhooks, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))
     app.state.problem_page = problem_page
     # For the pages: a session counts below their path only, and with the token that their forms have.

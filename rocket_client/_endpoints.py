@@ -14,6 +14,7 @@ from rocket_client.models import (
     ArtifactList,
     Estimate,
     EvaluationList,
+    ExportList,
     Frontier,
     Job,
     JobPage,
@@ -169,6 +170,17 @@ def evaluate(
 ) -> Call[Job]:
     """Return the request that creates a job which evaluates another one's artifact; `settings` are its body."""
     return _new_job(job_path(job_id, "evaluations"), dict(settings), idempotency_key, hub_token)
+
+
+def export(job_id: str, settings: Mapping[str, object], *, idempotency_key: str | None) -> Call[Job]:
+    """Return the request that creates a job which writes the result of another one in another format."""
+    body = {name: value for name, value in settings.items() if value is not None}
+    return _new_job(job_path(job_id, "exports"), body, idempotency_key, None)
+
+
+def exports(job_id: str) -> Call[ExportList]:
+    """Return the request for the jobs that write the result of a job in other formats."""
+    return Call(method="GET", path=job_path(job_id, "exports"), answer=ExportList)
 
 
 def evaluations(job_id: str) -> Call[EvaluationList]:
