@@ -37,6 +37,7 @@ from app.pages import api_browser, api_keys, compare, downloads, new_job, sign_i
 from app.pages import jobs as pages_of_jobs
 from app.pages import models as pages_of_models
 from app.pages import profiles as pages_of_profiles
+from app.pages import webhooks as pages_of_webhooks
 from app.pages.forms import CSRF
 from app.pages.rendering import problem_page
 from app.services.admission import start_template, template_kept
@@ -111,7 +112,7 @@ def create_app(
     for part in (calibrations, models):
         app.include_router(part.router, prefix=PAGES, dependencies=[CSRF], include_in_schema=False)
     pages = (pages_of_jobs, downloads, new_job, pages_of_profiles, pages_of_models, compare)
-    for page in (*pages, api_keys, api_browser, sign_in):
+    for page in (*pages, pages_of_webhooks, api_keys, api_browser, sign_in):
         app.include_router(page.router)
     app.mount(STATIC, StaticFiles(packages=[("app.pages", "static"), ("rocket_core.report", "static")]))
     # Middleware added last sees a request first.

@@ -12,6 +12,7 @@ from rocket_client._wire import Call, Request
 from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import (
     ArtifactList,
+    Delivery,
     Estimate,
     EvaluationList,
     ExportList,
@@ -249,6 +250,12 @@ def list_webhooks() -> Call[WebhookList]:
 def get_webhook(webhook_id: str) -> Call[WebhookDetails]:
     """Return the request for a webhook."""
     return Call(method="GET", path=webhook_path(webhook_id), answer=WebhookDetails)
+
+
+def test_webhook(webhook_id: str) -> Call[Delivery]:
+    """Return the request that sends a test delivery to a webhook."""
+    # A second one would send another delivery.
+    return Call(method="POST", path=f"{webhook_path(webhook_id)}/test", is_idempotent=False, answer=Delivery)
 
 
 def delete_webhook(webhook_id: str) -> Request:

@@ -52,7 +52,7 @@ def export_request(context: Context, owner: str, job_id: str, request: ExportReq
 
     Raises:
         JobNotFoundError: the other job does not exist, or is not the tenant's.
-        ConflictError: it has not succeeded, has no result of its own, or has already exported this format.
+        ConflictError: it has not succeeded, has made no result, or has already exported this format.
         ArtifactExpiredError: its artifact has been deleted, or it has exported none that can be converted.
         UnsupportedExportError: the format cannot hold exactly what the artifact stores.
         UnsupportedArchitectureError: the engine does not run models of this class.

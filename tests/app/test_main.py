@@ -58,6 +58,7 @@ def test_the_api_has_the_documented_paths(app):
         ("post", "/webhooks"),
         ("get", "/webhooks/{webhook_id}"),
         ("delete", "/webhooks/{webhook_id}"),
+        ("post", "/webhooks/{webhook_id}/test"),
         ("get", "/calibrations"),
         ("post", "/calibrations"),
         ("get", "/calibrations/{upload_id}"),

@@ -103,6 +103,7 @@ METHODS = {
     "list_webhooks": [{}],
     "get_webhook": [{"webhook_id": HOOK}],
     "delete_webhook": [{"webhook_id": HOOK}],
+    "test_webhook": [{"webhook_id": HOOK}],
     "calibrations": [{}],
 }
 ASKING_NOTHING = {"server", "close"}

@@ -63,7 +63,7 @@ def find_source(session: Session, owner: str, job_id: str, kind: ExportKind, *, 
 
     Raises:
         JobNotFoundError: the job does not exist, or belongs to another tenant.
-        ConflictError: it has not succeeded, or has no result of its own.
+        ConflictError: it has not succeeded, or has made no result.
         ArtifactExpiredError: the export has been deleted.
     """
     mine = select(Job).where(Job.id == job_id, Job.owner == owner)

@@ -115,6 +115,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
     profile, allocations = "/profiles/{profile_id}", "/profiles/{profile_id}/allocations"
     healings = "/jobs/{job_id}/healings"
     evaluations = "/jobs/{job_id}/evaluations"
+    webhook = "/webhooks/{webhook_id}"
     exports, dense = "/jobs/{job_id}/exports", {"to": "dense"}
     model, model_file = "/models/{model_name}", "/models/{model_name}/files/{file}"
     job, file = "/jobs/{job_id}", "/jobs/{job_id}/artifacts/{name}"
@@ -409,6 +410,11 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", "/webhooks", 200): lambda: client.get("/webhooks"),
         ("get", "/webhooks/{webhook_id}", 200): lambda: client.get(hooked().headers["Location"]),
         ("get", "/webhooks/{webhook_id}", 404): lambda: client.get("/webhooks/x"),
+        ("post", f"{webhook}/test", 202): lambda: client.post(f"{hooked().headers['Location']}/test"),
+        ("post", f"{webhook}/test", 404): lambda: client.post("/webhooks/x/test"),
+        ("post", f"{webhook}/test", 507): lambda: without_room(
+            lambda path=hooked().headers["Location"]: client.post(f"{path}/test")
+        ),
         ("delete", "/webhooks/{webhook_id}", 204): lambda: client.delete(hooked().headers["Location"]),
         ("delete", "/webhooks/{webhook_id}", 404): lambda: client.delete("/webhooks/hook_" + "0" * 26),
         ("get", "/healthz", 200): lambda: client.get("/healthz"),
