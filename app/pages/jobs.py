@@ -1,4 +1,4 @@
-"""`/` and `/ui/jobs`: current and past jobs."""
+"""`/` and `/ui/jobs`: where a new user starts, and current and past jobs."""
 
 import json
 import secrets
@@ -38,6 +38,7 @@ router = APIRouter(include_in_schema=False)
 
 _JOBS = f"{PAGES}/jobs"
 _PAGE = 20
+_RECENT = 5
 # As `make demo` and the README copy it to the models folder.
 _SAMPLE = "local/tiny-llama"
 _LOG = 200
@@ -45,6 +46,12 @@ _MAX_SEQUENCE = 2**31 - 1
 
 
 @router.get(HOME)
+def show_start(request: Request, context: ContextDep, owner: OwnerDep) -> Response:
+    """Show what this is for, how to try it, and the newest jobs."""
+    return _list(request, "start.html.j2", context, owner, None, None, most=_RECENT)
+
+
+@router.get(_JOBS)
 def show_jobs(
     request: Request, context: ContextDep, owner: OwnerDep, after: AfterJob = None, status: Status | None = None
 ) -> Response:
@@ -52,7 +59,13 @@ def show_jobs(
     return _list(request, "jobs.html.j2", context, owner, after, status)
 
 
-@router.get(_JOBS)
+@router.get(f"{PAGES}/recent")
+def show_recent(request: Request, context: ContextDep, owner: OwnerDep) -> Response:
+    """Show the current rows of the newest jobs only."""
+    return _list(request, "job_rows.html.j2", context, owner, None, None, most=_RECENT)
+
+
+@router.get(f"{PAGES}/rows")
 def show_rows(
     request: Request, context: ContextDep, owner: OwnerDep, after: AfterJob = None, status: Status | None = None
 ) -> Response:
@@ -189,7 +202,7 @@ async def evaluate(
 def cancel(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
     """Cancel a job, and show it."""
     jobs.cancel_job(context, actor, job_id)
-    return redirect(request, HOME if fields.get("from") == "list" else f"{_JOBS}/{job_id}")
+    return redirect(request, _JOBS if fields.get("from") == "list" else f"{_JOBS}/{job_id}")
 
 
 @router.post(f"{_JOBS}/{{job_id}}/heal")
@@ -212,7 +225,7 @@ def delete(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep
     """Delete a job that has ended, with its files."""
     del fields
     jobs.delete_job(context, actor, job_id)
-    return redirect(request, HOME)
+    return redirect(request, _JOBS)
 
 
 def find_report(context: Context, owner: str, job_id: str) -> CompressionReport | None:
@@ -296,9 +309,16 @@ def _evaluate(request: Request, job_id: str, context: Context, actor: Actor, fie
 
 
 def _list(
-    request: Request, template: str, context: Context, owner: str, after: str | None, status: Status | None
+    request: Request,
+    template: str,
+    context: Context,
+    owner: str,
+    after: str | None,
+    status: Status | None,
+    *,
+    most: int = _PAGE,
 ) -> Response:
-    page, has_more = jobs.list_jobs(context, owner, JobFilter(status=status), after=after, limit=_PAGE)
+    page, has_more = jobs.list_jobs(context, owner, JobFilter(status=status), after=after, limit=most)
     return render(
         request,
         template,
@@ -307,6 +327,7 @@ def _list(
         after=after,
         status=status,
         statuses=list(Status),
+        is_recent=most == _RECENT,
         models=catalog.list_models(context.settings) if not page else [],
         sample=_SAMPLE if _SAMPLE in catalog.list_models(context.settings) else None,
     )

@@ -42,7 +42,7 @@ def test_an_empty_list_shows_the_next_step(page):
 
 
 def test_text_from_clients_is_escaped(page, submitted):
-    for path in ("/", f"/ui/jobs/{submitted}", "/ui/jobs"):
+    for path in ("/", f"/ui/jobs/{submitted}", "/ui/jobs", "/ui/rows"):
         text = page("GET", path).text
         assert "&lt;script&gt;alert(1)" in text
         assert "<script>alert" not in text
@@ -145,6 +145,18 @@ def test_deleting_asks_first_even_without_scripts(page, finished):
     assert question < text.index(f'action="/ui/jobs/{finished}/delete"') < text.index("Yes, delete")
 
 
+def test_the_start_shows_the_newest_jobs_and_the_way_to_all(page, client):
+    ids = [client.post("/jobs", json=BODY).json()["id"] for _ in range(6)]
+    start, every = page("GET", "/").text, page("GET", "/ui/jobs").text
+    assert [job for job in ids if f'id="row-{job}"' in start] == ids[1:]
+    assert 'href="/ui/jobs">All jobs</a>' in start
+    assert [job for job in ids if f'id="row-{job}"' in every] == ids
+    for path, expected in (("/ui/recent", ids[1:]), ("/ui/rows", ids)):
+        rows = page("GET", path).text
+        assert "<html" not in rows
+        assert [job for job in ids if f'id="row-{job}"' in rows] == expected
+
+
 def test_rows_of_jobs_can_be_told_apart(page, worker, submitted, finished):
     text = page("GET", "/").text
     for expected in (f"…{finished[-6:]}", "fast", "<strong>", "10 → 10.2", "predicted"):
@@ -179,12 +191,12 @@ def test_every_figure_is_available_as_data(page, finished, name):
 
 def test_buttons_cancel_retry_and_delete(page, client, submitted):
     answer = page("POST", f"/ui/jobs/{submitted}/cancel", data={"from": "list"})
-    assert (answer.status_code, answer.headers["Location"]) == (303, "/")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/ui/jobs")
     assert client.get(f"/jobs/{submitted}").json()["status"] == "cancelled"
     again = page("POST", f"/ui/jobs/{submitted}/retry")
     new = again.headers["Location"].rsplit("/", 1)[-1]
     assert client.get(f"/jobs/{new}").json()["retry_of"] == submitted
-    assert page("POST", f"/ui/jobs/{submitted}/delete").headers["Location"] == "/"
+    assert page("POST", f"/ui/jobs/{submitted}/delete").headers["Location"] == "/ui/jobs"
     assert client.get(f"/jobs/{submitted}").status_code == 404
     # A second press on the same page.
     answer = page("POST", f"/ui/jobs/{submitted}/delete")
@@ -227,7 +239,7 @@ def test_errors_are_pages_for_browsers_and_json_for_programs(page, client):
     assert (answer.status_code, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
     assert "no job has this id" in answer.text
     assert client.get(missing).headers["Content-Type"] == "application/problem+json"
-    assert page("GET", "/?after=x").status_code == 422
+    assert page("GET", "/ui/jobs?after=x").status_code == 422
 
 
 def test_the_report_is_html_for_browsers_and_json_otherwise(page, client, finished):
