@@ -1,19 +1,17 @@
 """The result of a finished job in other formats: what is possible, and the jobs that write it."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
-from sqlalchemy.orm import Session
-
+from app.services.artifact_settings import find_settings, read_settings
 from app.services.context import Context
 from app.shared.errors import AppError, ConflictError
 from app.shared.models import Artifact, Job
-from app.shared.repositories import exports, jobs, outputs, sources
+from app.shared.repositories import exports, jobs, sources
 from app.shared.requests import SOURCE_EXPORT, ExportRequest, JobRequest
 from rocket_core.engines import ENGINES, Engine, LaterExport
-from rocket_core.errors import RocketError, UnsupportedArchitectureError, UnsupportedExportError
+from rocket_core.errors import RocketError, UnsupportedExportError
 from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.exact_layers import (
     StoredForm,
@@ -23,15 +21,12 @@ from rocket_core.inspection.exact_layers import (
     why_not_blocks,
     why_not_packed,
 )
-from rocket_core.inspection.model_files import CONFIG_NAME
-from rocket_core.inspection.preconditions import MAX_CONFIG_BYTES, parse_config
 from rocket_core.report.schema import CompressionReport, LayerReport
 
 _MOST = 100
 # Engines whose formats hold only some of the ways in which layers are stored; any model has a dense export.
 _READERS: Mapping[LaterExport, Engine] = {"gguf": ENGINES["llama.cpp"], "compressed-tensors": ENGINES["vllm"]}
 _WIDE = frozenset({"float32", "float64"})
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +62,7 @@ def export_request(context: Context, owner: str, job_id: str, request: ExportReq
                 f"written in other formats; compress again with the export {request.to}"
             )
         source = sources.find_source(session, owner, job_id, SOURCE_EXPORT)
-        config = _find_config(session, source.job)
+        config = find_settings(session, source.job, SOURCE_EXPORT)
     report = CompressionReport.model_validate(source.report)
     if request.to in {export.kind for export in report.exports}:
         raise ConflictError(f"the job has exported {request.to} itself; GET /jobs/{job_id}/artifacts lists the files")
@@ -95,7 +90,7 @@ def list_offers(context: Context, owner: str, job_id: str) -> Sequence[OfferedEx
         jobs.get_job(session, job_id, owner)
         try:
             source = sources.find_source(session, owner, job_id, SOURCE_EXPORT)
-            config = _find_config(session, source.job)
+            config = find_settings(session, source.job, SOURCE_EXPORT)
         except AppError:
             return ()
     report = CompressionReport.model_validate(source.report)
@@ -115,7 +110,7 @@ def _check(context: Context, kind: LaterExport, report: CompressionReport, confi
     engine = _READERS.get(kind)
     if engine is None:
         return
-    settings = _settings(context, config)
+    settings = read_settings(context, config)
     itemsize = 4 if (settings.get("dtype") or settings.get("torch_dtype")) in _WIDE else 2
     check_engine(settings, itemsize, engine, report.model)
     reason = _inexact(engine, report)
@@ -124,23 +119,6 @@ def _check(context: Context, kind: LaterExport, report: CompressionReport, confi
             f"the result cannot be written exactly as {kind}: {reason}; compress {report.model} for {engine.title} "
             f"instead, with the option engine {engine.name!r}"
         )
-
-
-def _find_config(session: Session, job: Job) -> Artifact | None:
-    name = f"{SOURCE_EXPORT}/{CONFIG_NAME}"
-    return next((file for file in outputs.list_artifacts(session, job) if file.name == name), None)
-
-
-def _settings(context: Context, config: Artifact | None) -> dict[str, Any]:
-    """Return the settings of the compressed model; empty if they cannot be judged."""
-    if config is None or config.storage_key is None:
-        return {}
-    raw = b"".join(context.artifacts.read(config.storage_key, 0, min(config.size, MAX_CONFIG_BYTES + 1)))
-    try:
-        return parse_config(raw, "the artifact")
-    except UnsupportedArchitectureError as error:
-        _log.warning("the settings of an artifact cannot be read: %s", error)
-        return {}
 
 
 def _inexact(engine: Engine, report: CompressionReport) -> str | None:
