@@ -3,6 +3,7 @@
 Screenshots of every screen are left in `build/screenshots`.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -286,6 +287,33 @@ def test_a_text_and_a_model_are_uploaded_and_used(browser, service, tmp_path):
         expect(page.locator("[data-drop=model] [role=status]")).to_contain_text("safetensors")
         page.get_by_role("button", name="Compress", exact=True).click()
         finish(page)
+
+
+def test_an_upload_continues_over_plain_http(browser, service, tmp_path):
+    folder = save_tiny_model("llama", tmp_path / "interrupted")
+    contents = [bytes(place % 251 for place in range(size)) for size in (0, 3, 55, 56, 64, 119, 1000)]
+    status = "[data-drop=model] [role=status]"
+    with open_page(browser, service) as page:
+        # As on a page that was not served over HTTPS or from this machine.
+        page.add_init_script("Object.defineProperty(crypto, 'subtle', { value: undefined })")
+        page.goto("/ui/new")
+        digests = page.evaluate(
+            "all => all.map(one => [...new Uint8Array(sha256(Uint8Array.from(one).buffer))])", list(map(list, contents))
+        )
+        assert list(map(bytes, digests)) == [hashlib.sha256(content).digest() for content in contents]
+        page.get_by_text("Upload a model from this computer").click()
+        weights, pieces = "**/files/model.safetensors", []
+
+        def lose_the_rest(route):
+            pieces.append(route.request.headers["content-range"])
+            route.continue_() if len(pieces) == 1 else route.fulfill(status=409, json={"detail": "cut off"})
+
+        page.route(weights, lose_the_rest)
+        page.get_by_label("Drop a folder").set_input_files(folder)
+        expect(page.locator(status)).to_contain_text("cut off")
+        page.unroute(weights)
+        page.get_by_label("Drop a folder").set_input_files(folder)
+        expect(page.locator(status)).to_contain_text("entered above as upload/interrupted")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
