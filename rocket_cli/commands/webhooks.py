@@ -12,6 +12,7 @@ from rocket_cli import options
 from rocket_cli.connection import command, connected
 from rocket_cli.progress_view import print_line
 from rocket_client._defaults import DEFAULT_SERVER
+from rocket_client._exit_codes import ExitCode
 from rocket_client.models import Delivery
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def delete_webhook(
 
 @app.command("test")
 def send_test(*, webhook_id: _Id, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
-    """Send a test delivery to a webhook once, and print what came of it; exit code 1 if it did not arrive."""
+    """Send a test delivery to a webhook once, and print what came of it; exit code 75 if it did not arrive."""
     with connected(server, as_json=as_json) as rocket:
         delivery = _attempted(rocket, webhook_id, rocket.test_webhook(webhook_id))
     if as_json:
@@ -95,7 +96,7 @@ def send_test(*, webhook_id: _Id, server: options.Server = DEFAULT_SERVER, as_js
     else:
         print_line(f"{delivery.id} was not delivered: {delivery.error}")
     if delivery.delivered_at is None:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.TEMPORARY)
 
 
 def _attempted(rocket: "Rocket", webhook_id: str, delivery: Delivery) -> Delivery:
