@@ -134,11 +134,14 @@ def show_curve(
 def show_map(
     request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep, shown: str | None = None
 ) -> Response:
-    """Show the layers that are profiled so far, and what was chosen for them; nothing if that is what is shown."""
+    """Show the layers profiled so far, what was chosen for them, and which of them are compressed.
+
+    Nothing if that is what is shown.
+    """
     job, state, layers = outputs.list_progress(context, owner, job_id, shown=shown)
     if layers is None and not Status(job.status).is_terminal:
         return Response(status_code=204)
-    figure = predicted_map(layers) if layers else None
+    figure = predicted_map(layers, compressed=job.compressed_layers) if layers else None
     return render(request, "job_map.html.j2", job=job_view(job), figure=figure, state=state)
 
 

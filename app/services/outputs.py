@@ -75,7 +75,7 @@ def list_progress(
     with context.database.snapshot() as session:
         job = jobs.get_job(session, job_id, owner)
         profiled, decided = outputs.count_layers(session, job.id)
-        state = f"{profiled}-{decided}"
+        state = f"{profiled}-{decided}-{job.compressed_layers}"
         if state == shown:
             return job, state, None
         allocation = dict(outputs.list_allocation(session, job.id)) if decided else {}

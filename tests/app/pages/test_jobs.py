@@ -92,15 +92,22 @@ def test_the_map_fills_as_layers_are_profiled_and_chosen(page, worker, submitted
     lease = worker.claim(submitted)
     worker.profile_layers(lease)
     profiled = page("GET", address).text
-    assert f'hx-get="{address}?shown=2-0"' in profiled
+    assert f'hx-get="{address}?shown=2-0-0"' in profiled
     assert re.findall(r"<td>(?:profiled|factored)</td>", profiled) == ["<td>profiled</td>"] * 2
-    assert page("GET", f"{address}?shown=2-0").status_code == 204
+    assert page("GET", f"{address}?shown=2-0-0").status_code == 204
     worker.do(outputs.save_allocation, lease, [("b", worker.factored)])
-    chosen = page("GET", f"{address}?shown=2-0").text
-    assert f'hx-get="{address}?shown=2-1"' in chosen
+    chosen = page("GET", f"{address}?shown=2-0-0").text
+    assert f'hx-get="{address}?shown=2-1-0"' in chosen
     assert re.findall(r"<td>(?:profiled|factored)</td>", chosen) == ["<td>factored</td>", "<td>profiled</td>"]
+    assert "thick border" not in chosen
+    for stage, layer, marked in (("factorizing", "b", 0), ("factorizing", "a", 1), ("exporting", None, 2)):
+        worker.do(outputs.report_progress, lease, stage=stage, progress=0.9, layer=layer)
+        compressed = page("GET", address).text
+        assert f"shown=2-1-{marked}" in compressed
+        assert compressed.count('"compressed": true') + compressed.count('"compressed":true') == marked
+        assert ("thick border" in compressed) == (marked > 0)
     worker.do(outputs.succeed_without_files, lease)
-    assert "hx-get" not in page("GET", f"{address}?shown=2-1").text
+    assert "hx-get" not in page("GET", f"{address}?shown=2-1-0").text
 
 
 def test_the_log_resumes_where_it_stopped(page, worker, submitted):
