@@ -17,6 +17,7 @@ from rocket_cli.commands import (
     evaluate,
     evaluate_job,
     export,
+    export_job,
     frontier,
     heal,
     heal_job,
@@ -26,6 +27,7 @@ from rocket_cli.commands import (
     submit,
     upload,
     watch,
+    webhooks,
 )
 from rocket_cli.exit_codes import MEANINGS, missing_extra, report_failure
 from rocket_cli.service import admin, api, migrate, serve, worker
@@ -65,6 +67,7 @@ for _panel, _functions in {
         estimate.estimate,
         submit.submit,
         heal_job.heal_job,
+        export_job.export_job,
         jobs.jobs,
         watch.watch,
         jobs.report,
@@ -81,6 +84,7 @@ for _panel, _functions in {
 }.items():
     for _function in _functions:
         app.command(epilog=_EPILOG, rich_help_panel=_panel)(_function)
+app.add_typer(webhooks.app, name="webhooks", epilog=_EPILOG, rich_help_panel=_REMOTE)
 app.add_typer(admin.app, name="admin", epilog=_EPILOG, rich_help_panel=_SERVICE)
 
 

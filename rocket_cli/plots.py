@@ -20,7 +20,9 @@ _DOTS = r"[\u2801-\u28ff]+"
 
 
 def error_curve(points: Sequence[Size], console: Console) -> Text | None:
-    """Return a plot of the predicted error over the ratio; None if the console cannot show it, or it would be empty.
+    """Return a plot of the predicted error over the ratio, with a logarithmic axis of errors.
+
+    None if the console cannot show it, or it would be empty.
 
     Args:
         points: the points, by rising ratio.
@@ -28,9 +30,12 @@ def error_curve(points: Sequence[Size], console: Console) -> Text | None:
     """
     width = min(_WIDEST, console.width - _LEFT - _RIGHT) // _BETWEEN_TICKS * _BETWEEN_TICKS
     can_draw = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
-    highest = max((point.error for point in points), default=0.0)
-    if not can_draw or width < 2 * _BETWEEN_TICKS or len(points) < 2 or highest <= 0:
+    # Errors span orders of magnitude; one of 0, of a model that nothing is removed from, has no logarithm.
+    curve = [(point.ratio, math.log10(point.error)) for point in points if point.error > 0]
+    if not can_draw or width < 2 * _BETWEEN_TICKS or len(curve) < 2:
         return None
+    ratios, errors = zip(*curve, strict=True)
+    lowest, highest = min(errors), max(errors)
     import plotille
 
     figure = plotille.Figure()
@@ -42,10 +47,10 @@ def error_curve(points: Sequence[Size], console: Console) -> Text | None:
     figure.linesep = "\n"
     figure.x_label, figure.y_label = "removed", "error"
     figure.x_ticks_fkt = lambda ratio, _: f"{100 * ratio:.0f}%"
-    figure.y_ticks_fkt = lambda error, _: f"{error:.2g}"
+    figure.y_ticks_fkt = lambda error, _: f"{10**error:.2g}"
     figure.set_x_limits(0.0, _last_tick(points[-1].ratio, width // _BETWEEN_TICKS))
-    figure.set_y_limits(0.0, highest)
-    figure.plot([point.ratio for point in points], [point.error for point in points])
+    figure.set_y_limits(lowest, highest if highest > lowest else lowest + 1)
+    figure.plot(ratios, errors)
     # Some fonts show the empty pattern as circles.
     drawn = Text(figure.show().replace(_EMPTY_DOTS, " "), no_wrap=True)
     drawn.rstrip()

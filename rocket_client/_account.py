@@ -8,7 +8,7 @@ from rocket_client import _endpoints
 from rocket_client._defaults import LASTING_PATIENCE, noop
 from rocket_client._model_upload import UploadProgress, advance, upload_steps
 from rocket_client._transport import AsyncTransport, Transport, in_thread
-from rocket_client.models import NamedModel, NewWebhook, Upload, UploadedModel, Webhook, WebhookDetails
+from rocket_client.models import Delivery, NamedModel, NewWebhook, Upload, UploadedModel, Webhook, WebhookDetails
 
 
 class Account:
@@ -101,6 +101,10 @@ class Account:
         """Return a webhook, and its newest deliveries."""
         return self._transport.call(_endpoints.get_webhook(webhook_id))
 
+    def test_webhook(self, webhook_id: str) -> Delivery:
+        """Send a test delivery to a webhook; once it has been attempted, `get_webhook` shows the outcome."""
+        return self._transport.call(_endpoints.test_webhook(webhook_id))
+
     def delete_webhook(self, webhook_id: str) -> None:
         """Delete a webhook, with what was not sent yet."""
         self._transport.send(_endpoints.delete_webhook(webhook_id))
@@ -164,6 +168,10 @@ class AsyncAccount:
     async def get_webhook(self, webhook_id: str) -> WebhookDetails:
         """See `Rocket.get_webhook`."""
         return await self._transport.call(_endpoints.get_webhook(webhook_id))
+
+    async def test_webhook(self, webhook_id: str) -> Delivery:
+        """See `Rocket.test_webhook`."""
+        return await self._transport.call(_endpoints.test_webhook(webhook_id))
 
     async def delete_webhook(self, webhook_id: str) -> None:
         """See `Rocket.delete_webhook`."""

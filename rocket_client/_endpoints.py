@@ -12,8 +12,10 @@ from rocket_client._wire import Call, Request
 from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import (
     ArtifactList,
+    Delivery,
     Estimate,
     EvaluationList,
+    ExportList,
     Frontier,
     Job,
     JobPage,
@@ -171,6 +173,17 @@ def evaluate(
     return _new_job(job_path(job_id, "evaluations"), dict(settings), idempotency_key, hub_token)
 
 
+def export(job_id: str, settings: Mapping[str, object], *, idempotency_key: str | None) -> Call[Job]:
+    """Return the request that creates a job which writes the result of another one in another format."""
+    body = {name: value for name, value in settings.items() if value is not None}
+    return _new_job(job_path(job_id, "exports"), body, idempotency_key, None)
+
+
+def exports(job_id: str) -> Call[ExportList]:
+    """Return the request for the jobs that write the result of a job in other formats."""
+    return Call(method="GET", path=job_path(job_id, "exports"), answer=ExportList)
+
+
 def evaluations(job_id: str) -> Call[EvaluationList]:
     """Return the request for the evaluations of a job's artifact."""
     return Call(method="GET", path=job_path(job_id, "evaluations"), answer=EvaluationList)
@@ -237,6 +250,12 @@ def list_webhooks() -> Call[WebhookList]:
 def get_webhook(webhook_id: str) -> Call[WebhookDetails]:
     """Return the request for a webhook."""
     return Call(method="GET", path=webhook_path(webhook_id), answer=WebhookDetails)
+
+
+def test_webhook(webhook_id: str) -> Call[Delivery]:
+    """Return the request that sends a test delivery to a webhook."""
+    # A second one would send another delivery.
+    return Call(method="POST", path=f"{webhook_path(webhook_id)}/test", is_idempotent=False, answer=Delivery)
 
 
 def delete_webhook(webhook_id: str) -> Request:

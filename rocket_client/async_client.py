@@ -13,6 +13,7 @@ from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key,
 from rocket_client._download import choose_artifacts, fetch_artifacts_async, nothing_to_download
 from rocket_client._download_state import DownloadedFile, DownloadProgress, DownloadRequest
 from rocket_client._events import follow_events_async
+from rocket_client._later_work import AsyncLaterWork
 from rocket_client._paths import job_path, target
 from rocket_client._transport import AsyncTransport
 from rocket_client._wire import RetryNotice
@@ -23,7 +24,6 @@ from rocket_client.models import (
     Frontier,
     Job,
     JobPage,
-    LaterEvaluation,
     Layer,
     PredictedAllocation,
     Profile,
@@ -33,7 +33,7 @@ from rocket_client.models import (
 from rocket_core.report.schema import CompressionReport
 
 
-class AsyncRocket(AsyncAccount):
+class AsyncRocket(AsyncAccount, AsyncLaterWork):
     """A client of the service for asyncio: the methods of `Rocket` as coroutines, with the same arguments.
 
     Retries, errors and results are the same too; `events` and `iterate_jobs` are asynchronous iterators. Many calls may
@@ -137,22 +137,6 @@ class AsyncRocket(AsyncAccount):
         call = _endpoints.profile(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return await self._transport.call(call)
 
-    async def heal(
-        self,
-        job_id: str,
-        *,
-        tokens: int,
-        calibration: Mapping[str, JsonValue] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        queue: str | None = None,
-        idempotency_key: str | None = None,
-        hub_token: str | None = None,
-    ) -> Job:
-        """See `Rocket.heal`."""
-        settings = {"tokens": tokens, "metadata": metadata, "queue": queue, **(calibration or {})}
-        call = _endpoints.heal(job_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
-        return await self._transport.call(call)
-
     async def estimate(
         self,
         model_id: str,
@@ -219,22 +203,6 @@ class AsyncRocket(AsyncAccount):
     async def retry(self, job_id: str, *, hub_token: str | None = None) -> Job:
         """See `Rocket.retry`."""
         return await self._transport.call(_endpoints.retry(job_id, hub_token=hub_token))
-
-    async def evaluate(
-        self,
-        job_id: str,
-        settings: Mapping[str, JsonValue] | None = None,
-        *,
-        idempotency_key: str | None = None,
-        hub_token: str | None = None,
-    ) -> Job:
-        """See `Rocket.evaluate`."""
-        call = _endpoints.evaluate(job_id, settings or {}, idempotency_key=idempotency_key, hub_token=hub_token)
-        return await self._transport.call(call)
-
-    async def evaluations(self, job_id: str) -> tuple[LaterEvaluation, ...]:
-        """See `Rocket.evaluations`."""
-        return (await self._transport.call(_endpoints.evaluations(job_id))).data
 
     async def delete(self, job_id: str) -> None:
         """See `Rocket.delete`."""

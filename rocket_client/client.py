@@ -13,6 +13,7 @@ from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key,
 from rocket_client._download import choose_artifacts, fetch_artifacts, nothing_to_download
 from rocket_client._download_state import DownloadedFile, DownloadProgress, DownloadRequest
 from rocket_client._events import follow_events
+from rocket_client._later_work import LaterWork
 from rocket_client._paths import job_path, target
 from rocket_client._transport import Transport
 from rocket_client._wire import RetryNotice
@@ -23,7 +24,6 @@ from rocket_client.models import (
     Frontier,
     Job,
     JobPage,
-    LaterEvaluation,
     Layer,
     PredictedAllocation,
     Profile,
@@ -33,7 +33,7 @@ from rocket_client.models import (
 from rocket_core.report.schema import CompressionReport
 
 
-class Rocket(Account):
+class Rocket(Account, LaterWork):
     """A client of the service.
 
     While the server does not answer or is busy, requests are retried with exponential backoff, or at the intervals that
@@ -154,27 +154,6 @@ class Rocket(Account):
         call = _endpoints.profile(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
-    def heal(
-        self,
-        job_id: str,
-        *,
-        tokens: int,
-        calibration: Mapping[str, JsonValue] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        queue: str | None = None,
-        idempotency_key: str | None = None,
-        hub_token: str | None = None,
-    ) -> Job:
-        """Submit a job that heals the result of another one: trains it towards the original, at the same size.
-
-        `job_id` is a job that has succeeded and exported `factored`, `tokens` how many to train on, `calibration` the
-        text: `dataset`, `sequence_length`, `seed`, by default those of the job. Other arguments and errors are those of
-        `submit`.
-        """
-        settings = {"tokens": tokens, "metadata": metadata, "queue": queue, **(calibration or {})}
-        call = _endpoints.heal(job_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
-        return self._transport.call(call)
-
     def estimate(
         self,
         model_id: str,
@@ -257,36 +236,6 @@ class Rocket(Account):
             hub_token: as in `submit`; the job's own token was deleted when it ended.
         """
         return self._transport.call(_endpoints.retry(job_id, hub_token=hub_token))
-
-    def evaluate(
-        self,
-        job_id: str,
-        settings: Mapping[str, JsonValue] | None = None,
-        *,
-        idempotency_key: str | None = None,
-        hub_token: str | None = None,
-    ) -> Job:
-        """Submit a job that compares the artifact of a job that has succeeded with its original.
-
-        Args:
-            job_id: the job that has succeeded.
-            settings: what both models read: `dataset`, `samples`, `sequence_length`, `stride`, `tasks`, `task_items`,
-                `prompts`, `answer_tokens`; None takes all defaults.
-            idempotency_key: as in `submit`.
-            hub_token: as in `submit`.
-
-        Returns:
-            The job that evaluates; `evaluations` has the result once it has succeeded.
-
-        Raises:
-            ProblemError: the server refuses the request.
-        """
-        call = _endpoints.evaluate(job_id, settings or {}, idempotency_key=idempotency_key, hub_token=hub_token)
-        return self._transport.call(call)
-
-    def evaluations(self, job_id: str) -> tuple[LaterEvaluation, ...]:
-        """Return the latest evaluations of a job's artifact, newest first; the job's own is in its report."""
-        return self._transport.call(_endpoints.evaluations(job_id)).data
 
     def delete(self, job_id: str) -> None:
         """Delete a job that has ended, with its artifacts."""

@@ -95,7 +95,7 @@ class Job(Resource):
     id: str
     """id of the job."""
     kind: str = "compression"
-    """`compression`; `profile` of a model's layers; `healing` or `evaluation` of an earlier job's result."""
+    """`compression`; `profile` of a model's layers; `healing`, `evaluation` or `export` of an earlier job's result."""
     status: str
     """queued, running, cancelling, succeeded, failed, cancelled, or a newer one."""
     stage: str | None = None
@@ -141,7 +141,11 @@ class Job(Resource):
     retry_of: str | None = None
     """the job that this one retries."""
     source_job_id: str | None = None
-    """the earlier job whose artifact it heals or evaluates; None for other jobs, and after that job is deleted."""
+    """the earlier job whose artifact it heals, evaluates or exports; None for other jobs, and after that job is
+    deleted.
+    """
+    export_to: str | None = None
+    """format that an export writes; None for other jobs."""
     profile_id: str | None = None
     """id of its profile, as `frontier` takes it; None before it has one, and after the profile is deleted."""
     error: JobError | None = None
@@ -168,6 +172,12 @@ class EvaluationList(Resource):
     """The latest evaluations of a job's artifact, newest first."""
 
     data: tuple[LaterEvaluation, ...]
+
+
+class ExportList(Resource):
+    """The latest jobs that write the result of a job in other formats, newest first."""
+
+    data: tuple[Job, ...]
 
 
 class JobPage(Resource):

@@ -121,6 +121,8 @@ class Computation:
                         self._heal()
                     case "evaluation":
                         self._evaluate()
+                    case "export":
+                        self._export()
         except (MemoryError, InsufficientMemoryError):
             limit, _hard = resource.getrlimit(resource.RLIMIT_DATA)
             if limit != resource.RLIM_INFINITY:
@@ -217,6 +219,21 @@ class Computation:
             should_cancel=self._should_cancel,
         )
         self._insist(Evaluated(report=report))
+
+    def _export(self) -> None:
+        from rocket_core.pipeline.later_export import export_result
+
+        request = self._request
+        assert request.artifact is not None
+        assert request.export_to is not None
+        export_result(
+            request.artifact,
+            request.output,
+            request.export_to,
+            on_progress=self._on_progress,
+            on_requirements=self._on_requirements,
+            should_cancel=self._should_cancel,
+        )
 
     def _model(self) -> "str | ModelSource":
         from rocket_core.checkpoint import ModelSource

@@ -188,7 +188,7 @@ class Attempt:
     def _compute(self, delegation: Delegation, request: ComputeRequest, inputs: Inputs) -> None:
         readable = inputs.readable if request.artifact is None else (*inputs.readable, request.artifact)
         delegation.compute(request, readable=readable, network=inputs.needs_network)
-        if request.task in {"compression", "healing"}:
+        if request.task in {"compression", "healing", "export"}:
             report = read_report(request.output)
             self._finished = self._stored(report, request.output)
 
@@ -226,6 +226,7 @@ class Attempt:
             revision=inputs.revision,
             output=folders.output,
             config=inputs.config,
+            export_to=request.export_to,
             profiles=profiles,
             profiles_bytes=self._settings.profile_cache_bytes,
             measure_energy=self._settings.measure_energy,

@@ -34,11 +34,12 @@ class Inputs:
     """Inputs of a job's processes.
 
     Attributes:
-        model: folder of a checkpoint, or repository id on the Hub.
-        is_on_hub: whether it is a repository.
+        model: folder of a checkpoint, or repository id on the Hub; only its name if the job does not read it.
+        is_on_hub: whether it is a repository that the job reads.
         revision: branch, tag or commit of a repository.
         config: all settings.
         hub: credentials and cache for access to the Hub.
+        reads_model: whether the job reads the model itself.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Inputs:
     revision: str | None
     config: CompressionConfig
     hub: HubAccess
+    reads_model: bool = True
 
     @property
     def needs_network(self) -> bool:
@@ -58,7 +60,8 @@ class Inputs:
         texts = [Path(text) for text in self._texts if Path(text).is_absolute()]
         # Images are in the folder of the file that names them, or below.
         folders = (text.parent for text in texts if text.suffix.lower() == ".jsonl" and names_images(text))
-        return (self._hub_folder if self.is_on_hub else Path(self.model), *texts, *folders)
+        model = (self._hub_folder if self.is_on_hub else Path(self.model),) if self.reads_model else ()
+        return (*model, *texts, *folders)
 
     def fetch_request(self, logging: Logging, *, measure_energy: bool) -> FetchRequest:
         """Return the request that downloads the model."""
@@ -137,7 +140,7 @@ def collect_inputs(
         tasks = (find_dataset(settings, task) for task in request.evaluate.tasks)
         paths = {"dataset": texts[request.evaluate.dataset], "tasks": tuple(tasks)}
     model = request.model_id
-    if request.uploaded_model is not None:
+    if request.reads_model and request.uploaded_model is not None:
         model = str(
             fetch_model(
                 database,
@@ -148,17 +151,18 @@ def collect_inputs(
                 before_each=before_each,
             )
         )
-    elif not request.is_on_hub:
+    elif request.reads_model and not request.is_on_hub:
         model = str(find_local_model(settings, model))
     return Inputs(
         model=model,
-        is_on_hub=request.is_on_hub,
+        is_on_hub=request.is_on_hub and request.reads_model,
         revision=request.revision,
         # The calibration of the job that is evaluated does not matter, and may be gone, unless both read the same text.
         config=request.compression_config(
             dataset=texts.get(request.calibration.dataset, BUILTIN_DATASET), evaluate=paths, device=device
         ),
         hub=_hub_access(settings, job, folders),
+        reads_model=request.reads_model,
     )
 
 

@@ -76,7 +76,12 @@ class ProgressWriter:
         try:
             with self._database.transaction() as session:
                 outputs.report_progress(
-                    session, self._lease, stage=progress.stage, progress=progress.fraction, finish_at=finish_at
+                    session,
+                    self._lease,
+                    stage=progress.stage,
+                    progress=progress.fraction,
+                    finish_at=finish_at,
+                    layer=progress.layer,
                 )
         except DatabaseUnavailableError as error:
             _log.warning("progress is not written: %s", error)

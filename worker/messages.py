@@ -23,6 +23,7 @@ from app.shared.requests import JobKind
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import CompressionConfig, Stage
+from rocket_core.engines import LaterExport
 from rocket_core.report.healing import HealingPoint
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import StageReport
@@ -73,7 +74,7 @@ class ComputeRequest(Message):
     logging: Logging
     """how to log."""
     task: JobKind
-    """a compression, only a profile, or the healing or evaluation of an artifact."""
+    """a compression, only a profile, or the healing, evaluation or export of an artifact."""
     model: str
     """the requested model: a repository id, or the path of a folder."""
     folder: Path | None
@@ -87,7 +88,9 @@ class ComputeRequest(Message):
     config: CompressionConfig
     """all settings."""
     artifact: Path | None = None
-    """folder of the artifact to heal or evaluate; None for other tasks."""
+    """folder of the artifact to heal, evaluate or export; None for other tasks."""
+    export_to: LaterExport | None = None
+    """format to export it to; None for other tasks."""
     profiles: Path
     """folder of cached profiles."""
     profiles_bytes: int

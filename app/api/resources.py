@@ -9,6 +9,7 @@ from app.shared.requests import CalibrationRequest, EvaluationRequest, JobKind, 
 from rocket_client import models as contract
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import BudgetUnit, Objective
+from rocket_core.engines import LaterExport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
 
@@ -29,7 +30,8 @@ class JobView(FrozenModel):
     """always `job`."""
     kind: JobKind
     """`compression`; `profile` for a job that only profiles layers; `healing` for one that heals the result of an
-    earlier job; `evaluation` for one that measures it. Profiles and evaluations have neither result nor artifacts.
+    earlier job; `evaluation` for one that measures it; `export` for one that writes it in another format. Profiles and
+    evaluations have neither result nor artifacts.
     """
     status: Status
     """queued, running, cancelling, succeeded, failed or cancelled; new ones may be added."""
@@ -81,7 +83,11 @@ class JobView(FrozenModel):
     retry_of: str | None
     """id of the job that this one retries; null if it is not a retry."""
     source_job_id: str | None
-    """id of the earlier job whose artifact it heals or evaluates; null for others, and after that job is deleted."""
+    """id of the earlier job whose artifact it heals, evaluates or exports; null for others, and after that job is
+    deleted.
+    """
+    export_to: LaterExport | None
+    """format that a job of kind `export` writes; null for others."""
     profile_id: str | None
     """id of its profile, for `/profiles/{id}`; null until all layers are profiled, and after the profile is deleted or
     evicted.
@@ -166,6 +172,13 @@ class EvaluationList(_List):
 
     data: list[EvaluationView]
     """the evaluations, newest first."""
+
+
+class ExportList(_List):
+    """The latest jobs that write the result of a job in other formats."""
+
+    data: list[JobView]
+    """the jobs, newest first."""
 
 
 class ArtifactView(contract.Artifact, extra="forbid"):

@@ -161,7 +161,7 @@ def job_view(job: Job) -> JobView:
     """Return a job's view."""
     request = JobRequest.model_validate(job.request)
     path = job_path(job)
-    parts = ("events", "layers", "report", "artifacts", "evaluations", "healings", "cancel", "retry")
+    parts = ("events", "layers", "report", "artifacts", "evaluations", "exports", "healings", "cancel", "retry")
     return JobView(
         id=job.id,
         kind=request.kind,

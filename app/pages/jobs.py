@@ -1,4 +1,4 @@
-"""`/` and `/ui/jobs`: current and past jobs."""
+"""`/` and `/ui/jobs`: where a new user starts, and current and past jobs."""
 
 import json
 import secrets
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from app.api.dependencies import ActorDep, AdmissionDep, ContextDep, JobId, OwnerDep
@@ -17,14 +18,14 @@ from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, read_evaluati
 from app.pages.frontier_figure import frontier_of
 from app.pages.rendering import redirect, render
 from app.pages.stage_list import stage_list
-from app.services import evaluations, jobs, outputs, profiles, uploads
+from app.services import evaluations, exports, jobs, outputs, profiles, uploads
 from app.services.context import Context
 from app.shared import catalog
 from app.shared.errors import InvalidRequestError, ProfileNotFoundError, ReportNotReadyError
 from app.shared.lifecycle import Status
 from app.shared.repositories.audit import Actor
 from app.shared.repositories.jobs import JobFilter
-from app.shared.requests import HEALED_EXPORT, HealingRequest
+from app.shared.requests import SOURCE_EXPORT, ExportRequest, HealingRequest, JobRequest
 from rocket_core.config import DEFAULT_HEALING_TOKENS
 from rocket_core.report.cost_table import cost_comparison
 from rocket_core.report.figures import Figure, predicted_map, report_figures
@@ -37,6 +38,7 @@ router = APIRouter(include_in_schema=False)
 
 _JOBS = f"{PAGES}/jobs"
 _PAGE = 20
+_RECENT = 5
 # As `make demo` and the README copy it to the models folder.
 _SAMPLE = "local/tiny-llama"
 _LOG = 200
@@ -44,6 +46,12 @@ _MAX_SEQUENCE = 2**31 - 1
 
 
 @router.get(HOME)
+def show_start(request: Request, context: ContextDep, owner: OwnerDep) -> Response:
+    """Show what this is for, how to try it, and the newest jobs."""
+    return _list(request, "start.html.j2", context, owner, None, None, most=_RECENT)
+
+
+@router.get(_JOBS)
 def show_jobs(
     request: Request, context: ContextDep, owner: OwnerDep, after: AfterJob = None, status: Status | None = None
 ) -> Response:
@@ -51,7 +59,13 @@ def show_jobs(
     return _list(request, "jobs.html.j2", context, owner, after, status)
 
 
-@router.get(_JOBS)
+@router.get(f"{PAGES}/recent")
+def show_recent(request: Request, context: ContextDep, owner: OwnerDep) -> Response:
+    """Show the current rows of the newest jobs only."""
+    return _list(request, "job_rows.html.j2", context, owner, None, None, most=_RECENT)
+
+
+@router.get(f"{PAGES}/rows")
 def show_rows(
     request: Request, context: ContextDep, owner: OwnerDep, after: AfterJob = None, status: Status | None = None
 ) -> Response:
@@ -75,9 +89,9 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerD
         datasets=uploads.list_datasets(context, owner),
         report=report,
         curve=_curve(context, owner, job, report),
-        can_heal=any(file.name.startswith(f"{HEALED_EXPORT}/") and file.storage_key for file in files),
+        can_heal=any(file.name.startswith(f"{SOURCE_EXPORT}/") and file.storage_key for file in files),
         default_tokens=count_text(DEFAULT_HEALING_TOKENS),
-        form=secrets.token_urlsafe(16),
+        **_exports(context, owner, job_id),
         figures=() if report is None else report_figures(report),
         cost=None if report is None else cost_comparison(report),
         frontier=frontier,
@@ -120,11 +134,14 @@ def show_curve(
 def show_map(
     request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep, shown: str | None = None
 ) -> Response:
-    """Show the layers that are profiled so far, and what was chosen for them; nothing if that is what is shown."""
+    """Show the layers profiled so far, what was chosen for them, and which of them are compressed.
+
+    Nothing if that is what is shown.
+    """
     job, state, layers = outputs.list_progress(context, owner, job_id, shown=shown)
     if layers is None and not Status(job.status).is_terminal:
         return Response(status_code=204)
-    figure = predicted_map(layers) if layers else None
+    figure = predicted_map(layers, compressed=job.compressed_layers) if layers else None
     return render(request, "job_map.html.j2", job=job_view(job), figure=figure, state=state)
 
 
@@ -161,6 +178,21 @@ def show_figure_data(job_id: JobId, name: str, context: ContextDep, owner: Owner
     return figure_data(by_name.get(stem), suffix)
 
 
+@router.get(f"{_JOBS}/{{job_id}}/exports")
+def show_exports(request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep) -> Response:
+    """Show what became of a job's exports to other formats."""
+    job = job_view(jobs.get_job(context, owner, job_id))
+    return render(request, "job_exports.html.j2", job=job, **_exports(context, owner, job_id))
+
+
+@router.post(f"{_JOBS}/{{job_id}}/exports")
+async def export(
+    request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
+) -> Response:
+    """Create a job that writes the result of this one in another format, and show this one."""
+    return await threads.run(_export, request, context, actor, job_id, fields)
+
+
 @router.post(f"{_JOBS}/{{job_id}}/evaluations")
 async def evaluate(
     request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
@@ -173,7 +205,7 @@ async def evaluate(
 def cancel(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
     """Cancel a job, and show it."""
     jobs.cancel_job(context, actor, job_id)
-    return redirect(request, HOME if fields.get("from") == "list" else f"{_JOBS}/{job_id}")
+    return redirect(request, _JOBS if fields.get("from") == "list" else f"{_JOBS}/{job_id}")
 
 
 @router.post(f"{_JOBS}/{{job_id}}/heal")
@@ -196,7 +228,7 @@ def delete(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep
     """Delete a job that has ended, with its files."""
     del fields
     jobs.delete_job(context, actor, job_id)
-    return redirect(request, HOME)
+    return redirect(request, _JOBS)
 
 
 def find_report(context: Context, owner: str, job_id: str) -> CompressionReport | None:
@@ -215,9 +247,30 @@ def _heal(request: Request, context: Context, actor: Actor, job_id: str, fields:
             "write how many tokens to train on, such as 500k or 2M, at most 1000G", param="tokens"
         ) from None
     job_request = jobs.healing_request(context, actor.tenant, job_id, wanted)
+    job = jobs.submit_job(context, actor, job_request, _key(fields, job_request)).job
+    return redirect(request, f"{_JOBS}/{job.id}")
+
+
+def _export(request: Request, context: Context, actor: Actor, job_id: str, fields: Fields) -> Response:
+    try:
+        wanted = ExportRequest.model_validate({"to": fields.get("to")})
+    except ValidationError:
+        raise InvalidRequestError("choose dense, gguf or compressed-tensors", param="to") from None
+    job_request = exports.export_request(context, actor.tenant, job_id, wanted)
+    jobs.submit_job(context, actor, job_request, _key(fields, job_request))
+    return redirect(request, f"{_JOBS}/{job_id}#exports")
+
+
+def _exports(context: Context, owner: str, job_id: str) -> dict[str, Any]:
+    made = [job_view(job) for job in exports.list_exports(context, owner, job_id)]
+    done = {job.export_to for job in made if not job.status.is_terminal or job.status == Status.SUCCEEDED}
+    offers = [offer for offer in exports.list_offers(context, owner, job_id) if offer.kind not in done]
+    return {"exports": made, "offers": offers, "form": secrets.token_urlsafe(16)}
+
+
+def _key(fields: Fields, job_request: JobRequest) -> str | None:
     form = fields.get("form")
-    key = f"{form}-{job_request.fingerprint()[:16]}" if form else None
-    return redirect(request, f"{_JOBS}/{jobs.submit_job(context, actor, job_request, key).job.id}")
+    return f"{form}-{job_request.fingerprint()[:16]}" if form else None
 
 
 def _curve(context: Context, owner: str, job: JobView, report: CompressionReport | None) -> Figure | None:
@@ -259,9 +312,16 @@ def _evaluate(request: Request, job_id: str, context: Context, actor: Actor, fie
 
 
 def _list(
-    request: Request, template: str, context: Context, owner: str, after: str | None, status: Status | None
+    request: Request,
+    template: str,
+    context: Context,
+    owner: str,
+    after: str | None,
+    status: Status | None,
+    *,
+    most: int = _PAGE,
 ) -> Response:
-    page, has_more = jobs.list_jobs(context, owner, JobFilter(status=status), after=after, limit=_PAGE)
+    page, has_more = jobs.list_jobs(context, owner, JobFilter(status=status), after=after, limit=most)
     return render(
         request,
         template,
@@ -270,6 +330,7 @@ def _list(
         after=after,
         status=status,
         statuses=list(Status),
+        is_recent=most == _RECENT,
         models=catalog.list_models(context.settings) if not page else [],
         sample=_SAMPLE if _SAMPLE in catalog.list_models(context.settings) else None,
     )

@@ -68,6 +68,8 @@ def stage_title(name: str) -> str:
 def _expected(job: JobView) -> list[Stage]:
     if job.kind == "evaluation":
         return ["downloading", "preflight", "evaluating"]
+    if job.kind == "export":
+        return ["downloading", "exporting"]
     left_out: set[Stage] = set()
     if job.kind == "healing":
         left_out |= {"differentiating", "calibrating", "allocating", "factorizing"}

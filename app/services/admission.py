@@ -130,6 +130,9 @@ class Admission:
     def _judge(
         self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None, *, is_estimate: bool
     ) -> Judged:
+        if request.kind == "export":
+            # Reads an artifact alone, which was judged by its report (`app.services.exports`).
+            return Judged()
         check_evaluation_tokens(limits, request.evaluate)
         for name in (*request.datasets, *request.local_tasks):
             if not name.startswith(UPLOAD):

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from app.services.artifact_settings import find_settings, read_settings
 from app.services.context import Context
 from app.shared.repositories import evaluations, jobs, sources
 from app.shared.repositories.evaluations import Evaluation
 from app.shared.requests import EvaluationRequest, JobRequest
+from rocket_core.inspection.prompts import check_prompts
 from rocket_core.report.quality import EvaluationReport
 
 _MOST = 100
@@ -24,11 +26,15 @@ def evaluation_request(context: Context, owner: str, job_id: str, evaluation: Ev
         JobNotFoundError: the job does not exist, or is not the tenant's.
         ConflictError: it has no artifact to evaluate.
         ArtifactExpiredError: its artifacts were deleted.
+        InvalidConfigError: the model answers no prompts, or not at this length.
     """
     with context.database.snapshot() as session:
         job = jobs.get_job(session, job_id, owner)
         request = JobRequest.model_validate(job.request)
-        source = sources.find_source(session, owner, job_id, request.compression_config().evaluated_export)
+        export = request.compression_config().evaluated_export
+        source = sources.find_source(session, owner, job_id, export)
+        config = find_settings(session, job, export)
+    check_prompts(read_settings(context, config), len(evaluation.prompts), evaluation.answer_tokens, request.model_id)
     changes: dict[str, object] = {
         "source_job_id": job.id,
         "on_source": "evaluation",

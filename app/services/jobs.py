@@ -17,7 +17,7 @@ from app.shared.models import Job, JobEvent
 from app.shared.repositories import audit, events, jobs, outputs, sources
 from app.shared.repositories.audit import Action, Actor
 from app.shared.repositories.jobs import Idempotency, JobFilter, Submission
-from app.shared.requests import HEALED_EXPORT, HealingRequest, JobRequest
+from app.shared.requests import SOURCE_EXPORT, HealingRequest, JobRequest
 from rocket_core.report.healing import HealingPoint
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def healing_request(context: Context, owner: str, job_id: str, request: HealingR
         healed = JobRequest.model_validate(jobs.get_job(session, job_id, owner).request)
         if healed.kind in {"compression", "healing"}:
             request.check_export(healed)
-        revision = sources.find_source(session, owner, job_id, HEALED_EXPORT).revision
+        revision = sources.find_source(session, owner, job_id, SOURCE_EXPORT).revision
     return request.job_request(job_id, healed, revision if healed.is_on_hub else None)
 
 
@@ -226,7 +226,7 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
         if submission.created:
             limits = quotas.find_limits(session, context.settings, owner)
             quotas.check_evaluation_tokens(limits, request.evaluate)
-            if request.kind != "evaluation":
+            if request.kind not in {"evaluation", "export"}:
                 quotas.check_calibration_tokens(limits, request.calibration)
                 quotas.check_healing_tokens(limits, request.options.heal_tokens)
             quotas.check_job_slot(session, context.settings, owner)

@@ -47,6 +47,7 @@ from rocket_core.inspection.preconditions import (
     parse_config,
     window_length,
 )
+from rocket_core.inspection.prompts import check_prompts
 from rocket_core.inspection.safetensors_headers import (
     WeightSummary,
     local_weight_files,
@@ -159,6 +160,9 @@ def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:
     check_config(config, name)
     if question.request.options.heal_tokens is not None:
         check_heals(config, name)
+    asked = question.request.evaluate
+    if asked is not None:
+        check_prompts(config, len(asked.prompts), asked.answer_tokens, name)
     if question.lacks_data:
         return
     check_calibration(input_kind(config), question.dataset, question.request.calibration.sequence_length, name)
@@ -218,7 +222,8 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         nearest_ratio=min(ratio, reach.ratio),
         calibration_tokens=work.tokens,
         memory_bytes=footprint.memory_bytes,
-        disk_bytes=footprint.disk_bytes,
+        # Its files are put together from the pieces in which they arrived.
+        disk_bytes=footprint.disk_bytes + (model.stored_bytes if request.uploaded_model is not None else 0),
         selected_bytes=selected.selected_bytes,
     )
 

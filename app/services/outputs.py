@@ -75,7 +75,7 @@ def list_progress(
     with context.database.snapshot() as session:
         job = jobs.get_job(session, job_id, owner)
         profiled, decided = outputs.count_layers(session, job.id)
-        state = f"{profiled}-{decided}"
+        state = f"{profiled}-{decided}-{job.compressed_layers}"
         if state == shown:
             return job, state, None
         allocation = dict(outputs.list_allocation(session, job.id)) if decided else {}
@@ -96,7 +96,7 @@ def get_report(context: Context, owner: str, job_id: str) -> dict[str, Any]:
     if report is None:
         kind = JobRequest.model_validate(job.request).kind
         if kind in {"profile", "evaluation"}:
-            raise ReportNotReadyError(f"{kind} jobs have no report; only those that compress or heal do")
+            raise ReportNotReadyError(f"{kind} jobs have no report; only those that compress, heal or export do")
         raise ReportNotReadyError(f"the job is {job.status}; only succeeded jobs have a report")
     return report.body
 

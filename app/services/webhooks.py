@@ -59,6 +59,17 @@ def get_webhook(context: Context, owner: str, webhook_id: str) -> tuple[Webhook,
         return row, webhooks.list_deliveries(session, row.id)
 
 
+def test_webhook(context: Context, actor: Actor, webhook_id: str) -> WebhookDelivery:
+    """Queue a test delivery to a webhook, which a worker attempts once.
+
+    Raises:
+        WebhookNotFoundError: the webhook does not exist, or belongs to another tenant.
+    """
+    with context.database.transaction() as session:
+        tenants.lock_tenant(session, actor.tenant)
+        return webhooks.queue_test(session, webhooks.get_webhook(session, actor.tenant, webhook_id))
+
+
 def delete_webhook(context: Context, actor: Actor, webhook_id: str) -> None:
     """Delete a webhook of a tenant, with what was not sent yet.
 

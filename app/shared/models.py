@@ -102,6 +102,7 @@ class Job(Base):
         source_job_id: the earlier job whose artifact it works on; None if it works on a model, and after that job is
             deleted.
         warnings: what its client should know, noticed when it was submitted.
+        compressed_layers: number of the first layers, in the order of the model, that are compressed.
     """
 
     __tablename__ = "jobs"
@@ -148,6 +149,7 @@ class Job(Base):
     profile_id: Mapped[str | None] = mapped_column(_JOB_ID, ForeignKey("profiles.id", ondelete="SET NULL"), index=True)
     source_job_id: Mapped[str | None] = mapped_column(_JOB_ID, ForeignKey("jobs.id", ondelete="SET NULL"), index=True)
     warnings: Mapped[list[str]] = mapped_column(_Json, default=list, server_default="[]")
+    compressed_layers: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
 
 
 class JobEvent(Base):

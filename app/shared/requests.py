@@ -19,7 +19,7 @@ from rocket_core.config import (
     MethodOptions,
     compression_config,
 )
-from rocket_core.engines import ROCKET, ExportKind
+from rocket_core.engines import ROCKET, ExportKind, LaterExport
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
 from rocket_core.target import BitsPerWeight, ByError, Target, target_of
@@ -29,10 +29,10 @@ UPLOAD = "upload/"
 
 Queue = Literal["cpu", "gpu"]
 """The queue, which decides which workers run a job."""
-JobKind = Literal["compression", "profile", "healing", "evaluation"]
+JobKind = Literal["compression", "profile", "healing", "evaluation", "export"]
 """The kind of a job."""
-HEALED_EXPORT: ExportKind = "factored"
-"""The export that can be healed."""
+SOURCE_EXPORT: ExportKind = "factored"
+"""The export that later jobs can heal, and write in other formats."""
 QUEUES: tuple[Queue, ...] = get_args(Queue)
 
 # Format of names in the operator's folders, and of each half of a repository id: never a path.
@@ -195,7 +195,8 @@ class JobOptions(MethodOptions, RequestModel):
 class JobRequest(StoredRequest):
     """The work of a job: with a target it compresses a model, without one it profiles the model's layers.
 
-    With `source_job_id` it heals or evaluates the result of the job that has compressed the model in this way.
+    With `source_job_id` it heals or evaluates the result of the job that has compressed the model in this way, or
+    writes it in another format.
     """
 
     model_id: Annotated[str, AfterValidator(check_model_id)]
@@ -229,8 +230,10 @@ class JobRequest(StoredRequest):
     """which workers run it, `cpu` or `gpu`; null uses the server's default."""
     source_job_id: Annotated[Annotated[str, Field(pattern=_JOB_ID)] | None, SkipJsonSchema()] = None
     """the earlier job whose artifact it works on; set by the service, never by a client."""
-    on_source: Annotated[Literal["healing", "evaluation"] | None, SkipJsonSchema()] = None
+    on_source: Annotated[Literal["healing", "evaluation", "export"] | None, SkipJsonSchema()] = None
     """what it does with that artifact; set by the service as well."""
+    export_to: Annotated[LaterExport | None, SkipJsonSchema()] = None
+    """the format that it writes that artifact in; set by the service as well."""
 
     @model_validator(mode="before")
     @classmethod
@@ -247,6 +250,8 @@ class JobRequest(StoredRequest):
             raise ValueError("only models on the Hub have a revision; leave it out")
         if (self.source_job_id is None) != (self.on_source is None):
             raise ValueError("source_job_id and on_source belong together")
+        if (self.on_source == "export") != (self.export_to is not None):
+            raise ValueError("export_to belongs to a job that writes another format")
         try:
             self.compression_config()
         except InvalidConfigError as error:
@@ -289,7 +294,12 @@ class JobRequest(StoredRequest):
     @property
     def source_export(self) -> ExportKind:
         """The export of the earlier job that it works on."""
-        return HEALED_EXPORT if self.kind == "healing" else self.compression_config().evaluated_export
+        return SOURCE_EXPORT if self.kind in {"healing", "export"} else self.compression_config().evaluated_export
+
+    @property
+    def reads_model(self) -> bool:
+        """Whether it reads the model itself; one that writes another format reads only an artifact."""
+        return self.kind != "export"
 
     @property
     def target(self) -> Target | None:
@@ -299,6 +309,8 @@ class JobRequest(StoredRequest):
     @property
     def datasets(self) -> tuple[str, ...]:
         """Names of all datasets that the job reads, the calibration's first unless the job only evaluates."""
+        if self.kind == "export":
+            return ()
         evaluated = () if self.evaluate is None else (self.evaluate.dataset,)
         return evaluated if self.kind == "evaluation" else (self.calibration.dataset, *evaluated)
 
@@ -320,17 +332,17 @@ class JobRequest(StoredRequest):
 
     @property
     def asks_the_hub(self) -> bool:
-        """Whether the model, a text or a task comes from the Hub."""
+        """Whether the model, a text or a task that the job reads comes from the Hub."""
         tasks = () if self.evaluate is None else self.evaluate.tasks
         from_hub = any(name in HUB_DATASETS for name in self.datasets) or any(task in HUB_TASKS for task in tasks)
-        return self.is_on_hub or from_hub
+        return (self.reads_model and self.is_on_hub) or from_hub
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the request; spelling out a default does not change it."""
         # Members that did not exist in earlier versions are left out: a replay may follow an upgrade.
         newer: dict[str, Any] = {
             name: True
-            for name in ("queue", "evaluate", "target_bytes", "bits", "source_job_id", "on_source")
+            for name in ("queue", "evaluate", "target_bytes", "bits", "source_job_id", "on_source", "export_to")
             if getattr(self, name) is None
         }
         if self.evaluate is not None and not self.evaluate.prompts:
@@ -362,7 +374,8 @@ class CompressionRequest(JobRequest):
     def _has_a_target(self) -> "CompressionRequest":
         if self.source_job_id is not None or self.on_source is not None:
             raise ValueError(
-                "source_job_id and on_source are set by the service; use POST /jobs/{id}/healings or /evaluations"
+                "source_job_id and on_source are set by the service; use POST /jobs/{id}/healings, /evaluations or "
+                "/exports"
             )
         if self.kind == "profile":
             raise ValueError("specify one of ratio, target_bytes and bits")
@@ -422,9 +435,9 @@ class HealingRequest(StoredRequest):
         Raises:
             InvalidRequestError: it does not.
         """
-        if HEALED_EXPORT not in healed.options.export:
+        if SOURCE_EXPORT not in healed.options.export:
             raise InvalidRequestError(
-                f"the job exported {', '.join(healed.options.export)}, and only the export {HEALED_EXPORT} can be "
+                f"the job exported {', '.join(healed.options.export)}, and only the export {SOURCE_EXPORT} can be "
                 "healed; compress again with that export, or with the option heal_tokens"
             )
 
@@ -450,6 +463,39 @@ class HealingRequest(StoredRequest):
             "on_source": "healing",
         }
         return JobRequest.model_validate(healed.model_dump() | changes)
+
+
+class ExportRequest(StoredRequest):
+    """The format that the result of a job is to be written in; only `to` is required."""
+
+    to: LaterExport
+    """`dense` (stock names and shapes, as large as the original, for any tool that reads the original), `gguf`
+    (llama.cpp, Ollama, LM Studio) or `compressed-tensors` (vLLM).
+    """
+    metadata: _Labels = Field(default_factory=dict)
+    """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
+    queue: Queue | None = None
+    """which workers run it, `cpu` or `gpu`; null uses the server's default."""
+
+    def job_request(self, job_id: str, source: JobRequest, revision: str | None) -> JobRequest:
+        """Return the request of the job that writes the format.
+
+        Args:
+            job_id: the job whose result is written.
+            source: its request.
+            revision: commit of the repository that it compressed; None for a local model.
+        """
+        changes = {
+            "revision": revision,
+            "evaluate": None,
+            "benchmark": False,
+            "metadata": self.metadata,
+            "queue": self.queue or source.queue,
+            "source_job_id": job_id,
+            "on_source": "export",
+            "export_to": self.to,
+        }
+        return JobRequest.model_validate(source.model_dump() | changes)
 
 
 class AllocationRequest(RequestModel):

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from rocket_core.report.schema import CompressionReport, ExportReport
 
 
-class _Format(StrEnum):
+class Format(StrEnum):
+    """Formats that a finished artifact can be written in."""
+
     DENSE = "dense"
     GGUF = "gguf"
     COMPRESSED_TENSORS = "compressed-tensors"
@@ -29,8 +31,8 @@ _Artifact = Annotated[
     typer.Argument(metavar="ARTIFACT", help="Folder `factored` of a compression.", show_default=False),
 ]
 _Output = Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the export.", show_default=False)]
-_To = Annotated[
-    _Format,
+To = Annotated[
+    Format,
     typer.Option(
         metavar="FORMAT",
         help="dense (stock names and shapes, as large as the original, for any tool that reads the original), gguf "
@@ -40,7 +42,7 @@ _To = Annotated[
 ]
 
 
-def export(*, artifact: _Artifact, output: _Output, to: _To, as_json: options.Json = False) -> None:
+def export(*, artifact: _Artifact, output: _Output, to: To, as_json: options.Json = False) -> None:
     """Write ARTIFACT in another format into OUT, with exactly the same weights.
 
     Every artifact has a dense export. The other formats hold only some of the ways in which layers are stored: where
@@ -54,9 +56,7 @@ def export(*, artifact: _Artifact, output: _Output, to: _To, as_json: options.Js
         print_export(made, output, report)
 
 
-def _run(
-    artifact: Path, output: Path, to: _Format, *, quiet: bool
-) -> tuple["ExportReport", "CompressionReport | None"]:
+def _run(artifact: Path, output: Path, to: Format, *, quiet: bool) -> tuple["ExportReport", "CompressionReport | None"]:
     set_torch_defaults(os.environ)
     with no_collection(lasting=True):
         from rocket_core.exports.artifact_folder import read_report

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rocket_core.engines.engine import Engine, EngineName, ExportKind, Kind
+from rocket_core.engines.engine import Engine, EngineName, ExportKind, Kind, LaterExport
 from rocket_core.engines.llama_cpp import LLAMA_CPP
 from rocket_core.engines.rocket import ROCKET
 from rocket_core.engines.vllm import VLLM
 
-__all__ = ["ENGINES", "ROCKET", "Engine", "EngineName", "ExportKind", "Kind"]
+__all__ = ["ENGINES", "ROCKET", "Engine", "EngineName", "ExportKind", "Kind", "LaterExport"]
 
 ENGINES: Mapping[EngineName, Engine] = MappingProxyType({engine.name: engine for engine in (ROCKET, VLLM, LLAMA_CPP)})

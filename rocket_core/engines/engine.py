@@ -7,6 +7,8 @@ from rocket_core.code_format import CodeChoices
 
 EngineName = Literal["rocket", "vllm", "llama.cpp"]
 ExportKind = Literal["factored", "dense", "compressed-tensors", "gguf"]
+LaterExport = Literal["dense", "gguf", "compressed-tensors"]
+"""Exports that can be made from a finished `factored` one."""
 Kind = Literal["low_rank", "factored", "shared", "sparse", "quantized", "entropy_coded"]
 
 

@@ -20,6 +20,7 @@ from rocket_core.evaluation.divergence import divergence_per_token
 from rocket_core.evaluation.models import ModelFolder, check_token_ids
 from rocket_core.evaluation.windows import Prediction, predictions
 from rocket_core.inspection.footprint import positions
+from rocket_core.inspection.prompts import cannot_answer
 from rocket_core.models.pretrained import interpreting
 from rocket_core.report.answers import AnswerToken, ComparedAnswer
 
@@ -68,7 +69,7 @@ def read_prompts(folder: ModelFolder, texts: Sequence[str], answer_tokens: int) 
         CheckpointFormatError: the chat template cannot be used.
     """
     if texts and not folder.predicts_tokens:
-        raise InvalidConfigError(f"{folder.path} holds an encoder, which answers no prompts; leave prompts out")
+        raise cannot_answer(str(folder.path))
     prompts = tuple(_read_prompt(folder, text) for text in texts)
     longest = positions(folder.config.to_dict())
     for number, prompt in enumerate(prompts, 1):

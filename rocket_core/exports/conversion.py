@@ -4,7 +4,7 @@ import functools
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, assert_never
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from rocket_core.checkpoint import TensorEntry, TensorPlan, checkpoint_bytes, pl
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.code_format import CodeFormat
 from rocket_core.config import CompressionConfig
+from rocket_core.engines import LaterExport
 from rocket_core.errors import InsufficientDiskError, InvalidConfigError
 from rocket_core.experts import FusedParameter, fused_parameters
 from rocket_core.exports import artifact_folder, exact_formats
@@ -25,9 +26,6 @@ from rocket_core.hf.names import is_merged
 from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
 from rocket_core.report.schema import ExportReport
 from rocket_core.system.machine import free_disk, gibibytes
-
-LaterExport = Literal["dense", "gguf", "compressed-tensors"]
-"""Exports that can be made from an artifact."""
 
 _Report = Callable[[float, str], None]
 

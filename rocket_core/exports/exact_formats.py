@@ -15,17 +15,21 @@ from rocket_core.exports.gguf_blocks import pack_blocks
 from rocket_core.exports.stored_artifact import StoredArtifact
 from rocket_core.gguf_types import BLOCK_FORMATS, BlockFormat, BlockType
 from rocket_core.inspection.engine_limits import check_engine
-from rocket_core.layers import LayerEntry
+from rocket_core.inspection.exact_layers import (
+    PLAIN_TYPES,
+    StoredForm,
+    no_equals,
+    stored_differently,
+    unlike_neighbour,
+    why_not_blocks,
+    why_not_packed,
+)
 from rocket_core.linalg.block_codes import BlockScales, BlockWeight
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.report.formatting import bytes_text
 
 _Found = TypeVar("_Found")
 
-# Types with one scale for a block and nothing else, by rising bytes.
-_PLAIN_TYPES: tuple[BlockType, ...] = ("Q4_0", "Q5_0", "Q8_0")
-# Layers that vLLM runs as one, by the ends of their names.
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _REMEDIES: Mapping[EngineName, str] = {
     "vllm": "--bits {bits} --for vllm",
     "llama.cpp": "--size {size} --for llama.cpp",
@@ -55,12 +59,11 @@ def code_formats(artifact: StoredArtifact) -> dict[str, CodeFormat]:
         UnsupportedExportError: the format cannot hold exactly what a layer stores.
     """
     found = _for_each(artifact, "vllm", _code_format)
-    for name, code_format in found.items():
-        for other in _fused_with(name):
-            if other not in artifact.modules and f"{other}.weight" not in artifact.checkpoint.entries:
-                continue
-            if found.get(other) != code_format:
-                raise _refusal(artifact, "vllm", f"{name!r} and {other!r} are stored differently, and vLLM fuses them")
+    unlike = unlike_neighbour(
+        found, lambda name: name in artifact.modules or f"{name}.weight" in artifact.checkpoint.entries
+    )
+    if unlike is not None:
+        raise _refusal(artifact, "vllm", stored_differently(*unlike))
     return found
 
 
@@ -110,9 +113,7 @@ def _for_each(
         except _InexactError as error:
             reasons[name] = str(error)
     if reasons:
-        name, reason = next(iter(reasons.items()))
-        count = f"{len(reasons)} of {len(artifact.entries)} stored layers have no equal in it, first {name!r}, whose"
-        raise _refusal(artifact, engine, f"{count} weight {reason}")
+        raise _refusal(artifact, engine, no_equals(reasons, len(artifact.entries)))
     return found
 
 
@@ -125,47 +126,39 @@ def _refusal(artifact: StoredArtifact, engine: EngineName, reason: str) -> Unsup
     )
 
 
-def _quantized(artifact: StoredArtifact, name: str) -> LayerEntry:
+def _form(artifact: StoredArtifact, name: str) -> StoredForm:
     entry = artifact.entries[name]
-    if not entry.is_quantized:
-        raise _InexactError("is made of coefficients" if entry.is_sparse else "is a product of two factors")
-    return entry
+    return StoredForm(
+        d_in=artifact.shape(name)[0],
+        is_codes=entry.is_quantized,
+        is_sparse=entry.is_sparse,
+        is_entropy_coded=entry.coded_bytes is not None,
+        is_table=isinstance(artifact.modules[name][1], nn.Embedding),
+        bits=entry.bits,
+        group_size=entry.group_size,
+    )
 
 
 def _code_format(artifact: StoredArtifact, name: str) -> CodeFormat:
-    entry, engine = _quantized(artifact, name), ENGINES["vllm"]
-    if isinstance(artifact.modules[name][1], nn.Embedding):
-        raise _InexactError("is that of a quantized embedding")
-    if entry.coded_bytes is not None:
-        raise _InexactError("is entropy coded")
-    code_format, (d_in, _) = entry.code_format, artifact.shape(name)
-    if code_format.bits not in engine.codes.bits:
-        raise _InexactError(f"has codes of {code_format.bits} bits")
-    size = 0 if code_format.group_size >= d_in else code_format.group_size
-    if size not in (engine.codes.group_sizes or ()) or d_in % code_format.group_size or d_in * code_format.bits % 32:
-        raise _InexactError(f"has scales for groups of {code_format.group_size} of its {d_in} inputs")
+    reason = why_not_packed(_form(artifact, name))
+    if reason is not None:
+        raise _InexactError(reason)
     scales = artifact.codes(name).scales.values(torch.float32)
     if not torch.equal(scales.to(artifact.dtype).float(), scales):
         raise _InexactError(f"has scales that {str(artifact.dtype).removeprefix('torch.')} does not represent")
-    return code_format
-
-
-def _fused_with(name: str) -> list[str]:
-    stem, _, last = name.rpartition(".")
-    return [f"{stem}.{other}" for parts in _FUSED if last in parts for other in parts if other != last]
+    return artifact.entries[name].code_format
 
 
 def _block_type(artifact: StoredArtifact, name: str) -> BlockType:
-    _quantized(artifact, name)
+    reason = why_not_blocks(_form(artifact, name))
+    if reason is not None:
+        raise _InexactError(reason)
     rounded = artifact.codes(name)
     least, largest = int(rounded.codes.min()), int(rounded.codes.max())
-    formats = (BLOCK_FORMATS[name] for name in _PLAIN_TYPES)
+    formats = (BLOCK_FORMATS[name] for name in PLAIN_TYPES)
     block_format = next((one for one in formats if one.levels[0] <= least and largest <= one.levels[-1]), None)
     if block_format is None:
         raise _InexactError(f"has codes from {least} to {largest}")
-    (d_in, _), size = rounded.shape, rounded.scales.format.group_size
-    if not block_format.fits(d_in) or (size < d_in and size % block_format.block_size):
-        raise _InexactError(f"has scales for groups of {size} of its {d_in} inputs")
     scales = _block_scales(rounded, block_format)
     if not torch.equal(scales.half().float(), scales):
         raise _InexactError("has scales that float16 does not represent")

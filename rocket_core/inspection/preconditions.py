@@ -156,11 +156,16 @@ def check_heals(config: Mapping[str, object], model: str) -> None:
     Raises:
         UnsupportedArchitectureError: it does not predict tokens.
     """
+    if not predicts_tokens(config):
+        raise cannot_heal(model)
+
+
+def predicts_tokens(config: Mapping[str, object]) -> bool:
+    """Return whether a model predicts next tokens, as far as config.json shows it; True if it names no class."""
     named = config.get("architectures")
     classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     predicts = any(mark in name for name in classes for mark in _PREDICTING) and not config.get("is_encoder_decoder")
-    if input_kind(config) != "text" or (classes and not predicts):
-        raise cannot_heal(model)
+    return input_kind(config) == "text" and (predicts or not classes)
 
 
 def cannot_heal(model: str) -> UnsupportedArchitectureError:

@@ -35,6 +35,8 @@ def test_the_api_has_the_documented_paths(app):
         ("post", "/jobs/{job_id}/healings"),
         ("post", "/jobs/{job_id}/evaluations"),
         ("get", "/jobs/{job_id}/evaluations"),
+        ("post", "/jobs/{job_id}/exports"),
+        ("get", "/jobs/{job_id}/exports"),
         ("get", "/jobs/{job_id}/events"),
         ("get", "/jobs/{job_id}/layers"),
         ("get", "/jobs/{job_id}/report"),
@@ -56,6 +58,7 @@ def test_the_api_has_the_documented_paths(app):
         ("post", "/webhooks"),
         ("get", "/webhooks/{webhook_id}"),
         ("delete", "/webhooks/{webhook_id}"),
+        ("post", "/webhooks/{webhook_id}/test"),
         ("get", "/calibrations"),
         ("post", "/calibrations"),
         ("get", "/calibrations/{upload_id}"),
@@ -107,7 +110,7 @@ def test_only_listed_endpoints_are_async(app):
     sleeping = {"list_events", "get_job", "save_upload", "save_piece"}
     # These wait for a thread of their tenant's share, in which a model is judged.
     sharing = {"submit_job", "heal_job", "make_profile", "make_estimate", "submit", "submit_profile", "preview", "heal"}
-    sharing |= {"check_headers", "evaluate_job", "evaluate"}
+    sharing |= {"check_headers", "evaluate_job", "evaluate", "export_job", "export"}
     # Answers without I/O.
     assert asynchronous == {"is_alive"} | sleeping | sharing
 

@@ -1,4 +1,5 @@
 import io
+from itertools import pairwise
 
 import pytest
 from rich.console import Console
@@ -44,6 +45,17 @@ def test_the_curve_rises_from_left_to_right():
     assert lines[0].split()[0] == "(error)"
     assert lines[-1].split()[1:] == ["0%", "15%", "30%", "45%", "60%", "75%"]
     assert "0.37" in lines[1]
+
+
+def test_the_axis_of_errors_is_logarithmic():
+    lines = drawn(sizes(10.0 ** (step / 10 - 7) for step in range(71)), terminal(no_color=True)).splitlines()
+
+    curve = [line for line in lines if BRAILLE & set(line)]
+    columns = [min(place for place, sign in enumerate(line) if sign in BRAILLE) for line in curve]
+    # A power of the ratio is a straight line there.
+    steps = [one - other for one, other in pairwise(columns)]
+    assert max(steps) - min(steps) <= 2
+    assert "1e-07" in curve[-1]
 
 
 @pytest.mark.parametrize("width", [47, 60, 80, 300])

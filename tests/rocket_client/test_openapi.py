@@ -76,6 +76,11 @@ METHODS = {
         {"job_id": JOB, "settings": EVALUATE, "hub_token": "t", "idempotency_key": "k"},
     ],
     "evaluations": [{"job_id": JOB}],
+    "export": [
+        {"job_id": JOB, "to": "gguf"},
+        {"job_id": JOB, "to": "dense", "metadata": {"k": "v"}, "queue": "cpu", "idempotency_key": "k"},
+    ],
+    "exports": [{"job_id": JOB}],
     "delete": [{"job_id": JOB}],
     "events": [{"job_id": JOB, "after": 3}],
     "layers": [{"job_id": JOB}],
@@ -98,6 +103,7 @@ METHODS = {
     "list_webhooks": [{}],
     "get_webhook": [{"webhook_id": HOOK}],
     "delete_webhook": [{"webhook_id": HOOK}],
+    "test_webhook": [{"webhook_id": HOOK}],
     "calibrations": [{}],
 }
 ASKING_NOTHING = {"server", "close"}
@@ -113,6 +119,7 @@ NOT_SENT = {
     ("POST /profiles", "prefer"): "as above",
     ("POST /jobs/{job_id}/healings", "prefer"): "as above",
     ("POST /jobs/{job_id}/evaluations", "prefer"): "as above",
+    ("POST /jobs/{job_id}/exports", "prefer"): "as above",
     ("GET /jobs/{job_id}", "prefer"): "as above",
     ("GET /jobs/{job_id}/events", "after"): "the header Last-Event-ID says the same of a stream",
     ("GET /jobs/{job_id}/events", "limit"): "of pages; the client reads streams",
@@ -277,6 +284,7 @@ def test_every_request_body_matches_the_document(document, connect, monkeypatch)
         "POST /jobs",
         "POST /jobs/{job_id}/healings",
         "POST /jobs/{job_id}/evaluations",
+        "POST /jobs/{job_id}/exports",
         "POST /profiles",
         "POST /estimates",
         "POST /profiles/{profile_id}/allocations",

@@ -3,6 +3,8 @@
 Screenshots of every screen are left in `build/screenshots`.
 """
 
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -13,11 +15,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import torch
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
+from transformers import AutoModelForCausalLM
 
 from tests.e2e.service_process import ROCKET, Service
 from tests.reference.tiny_models import save_tiny_model
+from tests.worker.test_webhooks import Receiver
 
 pytestmark = pytest.mark.system
 
@@ -44,7 +49,8 @@ def service(tmp_path_factory):
     """Yield a service with one model, small enough to be compressed during a test."""
     data = tmp_path_factory.mktemp("pages") / "data"
     save_tiny_model("llama", data / "models" / "tiny")
-    running = Service(data, ROCKET_MEASURE_ENERGY="true")
+    # The tests receive webhooks on the loopback.
+    running = Service(data, ROCKET_MEASURE_ENERGY="true", ROCKET_WEBHOOKS_ALLOW_PRIVATE="true")
     yield running
     running.close()
 
@@ -98,7 +104,27 @@ def finish(page):
     assert "succeeded" in page.locator(".badge").first.inner_text()
 
 
-def test_a_job_made_on_an_empty_page_gives_a_loadable_model(browser, service, tmp_path):
+@pytest.fixture(scope="module")
+def receiver():
+    """Yield a receiver of webhooks."""
+    receiver = Receiver()
+    yield receiver
+    receiver.close()
+
+
+def test_a_webhook_is_created_and_tried_on_its_page(browser, service, receiver):
+    with open_page(browser, service) as page:
+        page.goto("/ui/webhooks")
+        page.get_by_label("Address").fill(receiver.url)
+        page.get_by_role("button", name="Create").click()
+        expect(page.locator(".notice[role=status]")).to_contain_text("whsec_")
+        page.get_by_role("button", name="Send a test message").click()
+        expect(page.locator("td", has_text="accepted")).to_be_visible()
+        look_at(page, "webhooks-tried")
+    assert [json.loads(body)["type"] for _, _, body in receiver.received] == ["webhook.test"]
+
+
+def test_a_job_made_on_an_empty_page_gives_a_loadable_model(browser, service, tmp_path, receiver):
     with open_page(browser, service) as page:
         page.goto("/")
         look_at(page, "empty")
@@ -124,11 +150,30 @@ def test_a_job_made_on_an_empty_page_gives_a_loadable_model(browser, service, tm
             archive.extractall(tmp_path, filter="data")
         folder = tmp_path / "tiny" / "factored"
         snippet = page.locator("pre code").first.inner_text().replace("tiny/factored", str(folder))
+        # Formats that cannot hold the result are not offered.
+        expect(page.get_by_role("button", name=re.compile("^Make "))).to_have_count(1)
+        page.get_by_role("button", name="Make dense").click()
+        stock = page.get_by_role("link", name="Download dense")
+        expect(stock).to_be_visible(timeout=PATIENCE)
+        look_at(page, "exported")
+        with page.expect_download() as download:
+            stock.click()
+        download.value.save_as(tmp_path / "stock.tar")
+        with tarfile.open(tmp_path / "stock.tar") as archive:
+            archive.extractall(tmp_path, filter="data")
+        page.get_by_role("link", name="Files, and how to run it").click()
+        expect(page.get_by_role("heading", name="Download")).to_be_visible()
     assert "import rocket_core.hf" in snippet
     names: dict[str, object] = {}
     exec(snippet, names)  # noqa: S102 - what the page tells people to type
     model, tokenizer = names["model"], names["tokenizer"]
-    assert model(**tokenizer("hello", return_tensors="pt")).logits.isfinite().all()
+    hello = tokenizer("hello", return_tensors="pt")
+    predicted = model(**hello).logits
+    assert predicted.isfinite().all()
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny" / "dense", dtype=model.dtype)
+    assert torch.allclose(exported(**hello).logits, predicted, atol=0.05)
+    ended = [json.loads(body) for _, _, body in receiver.received[1:]]
+    assert [(each["type"], each["data"]["model_id"]) for each in ended] == [("job.succeeded", "local/tiny")] * 2
 
 
 def test_a_model_is_fitted_into_a_size(browser, service):
@@ -244,6 +289,33 @@ def test_a_text_and_a_model_are_uploaded_and_used(browser, service, tmp_path):
         finish(page)
 
 
+def test_an_upload_continues_over_plain_http(browser, service, tmp_path):
+    folder = save_tiny_model("llama", tmp_path / "interrupted")
+    contents = [bytes(place % 251 for place in range(size)) for size in (0, 3, 55, 56, 64, 119, 1000)]
+    status = "[data-drop=model] [role=status]"
+    with open_page(browser, service) as page:
+        # As on a page that was not served over HTTPS or from this machine.
+        page.add_init_script("Object.defineProperty(crypto, 'subtle', { value: undefined })")
+        page.goto("/ui/new")
+        digests = page.evaluate(
+            "all => all.map(one => [...new Uint8Array(sha256(Uint8Array.from(one).buffer))])", list(map(list, contents))
+        )
+        assert list(map(bytes, digests)) == [hashlib.sha256(content).digest() for content in contents]
+        page.get_by_text("Upload a model from this computer").click()
+        weights, pieces = "**/files/model.safetensors", []
+
+        def lose_the_rest(route):
+            pieces.append(route.request.headers["content-range"])
+            route.continue_() if len(pieces) == 1 else route.fulfill(status=409, json={"detail": "cut off"})
+
+        page.route(weights, lose_the_rest)
+        page.get_by_label("Drop a folder").set_input_files(folder)
+        expect(page.locator(status)).to_contain_text("cut off")
+        page.unroute(weights)
+        page.get_by_label("Drop a folder").set_input_files(folder)
+        expect(page.locator(status)).to_contain_text("entered above as upload/interrupted")
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
@@ -251,7 +323,9 @@ def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
     done = [job["id"] for job in jobs if job["status"] == "succeeded" and job["kind"] == "compression"]
     asked = next(job for job in jobs if job["kind"] == "evaluation")
     screens = {
-        "jobs": "/",
+        "start": "/",
+        "jobs": "/ui/jobs",
+        "webhooks": "/ui/webhooks",
         "new-job-with-profile": "/ui/new?model_id=local/tiny&samples=4&sequence_length=32&seed=0&ratio=0.4",
         "job": f"/ui/jobs/{done[0]}",
         "profiles": "/ui/profiles",
@@ -276,7 +350,7 @@ def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
 
 def test_jobs_are_sorted_by_any_column_and_stay_so(browser, service):
     with open_page(browser, service) as page:
-        page.goto("/")
+        page.goto("/ui/jobs")
         sizes = page.locator("td[data-title='size']")
         expect(sizes.nth(1)).to_be_visible()
         for direction in ("ascending", "descending"):
@@ -316,7 +390,7 @@ def test_a_job_can_be_made_and_cancelled_with_the_keyboard(browser, service):
         expect(page.locator(".badge").first).to_contain_text("cancelled", timeout=PATIENCE)
         page.get_by_text("Delete this job").click()
         page.get_by_role("button", name="Yes, delete").click()
-        page.wait_for_url(re.compile(r"/$"))
+        page.wait_for_url("**/ui/jobs")
 
 
 def test_with_keys_users_must_sign_in(browser, tmp_path):

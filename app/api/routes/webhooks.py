@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path, Response, status
 from app.api.dependencies import JSON_BODY, ActorDep, ContextDep, OwnerDep
 from app.api.json_bodies import JsonRoute
 from app.api.problems import problems
-from app.api.resources import NewWebhookView, WebhookDetailsView, WebhookList
+from app.api.resources import DeliveryView, NewWebhookView, WebhookDetailsView, WebhookList
 from app.api.serializers import delivery_view, webhook_view
 from app.services import webhooks
 from app.shared.errors import WebhookNotFoundError
@@ -56,6 +56,15 @@ def get_webhook(webhook_id: WebhookId, context: ContextDep, owner: OwnerDep) -> 
     return WebhookDetailsView(
         **webhook_view(row).model_dump(), deliveries=tuple(delivery_view(each) for each in deliveries)
     )
+
+
+@router.post("/{webhook_id}/test", status_code=status.HTTP_202_ACCEPTED, responses=problems(404, 507))
+def test_webhook(webhook_id: WebhookId, context: ContextDep, actor: ActorDep) -> DeliveryView:
+    """Send a test delivery, of the event `webhook.test`, which is attempted once.
+
+    A worker sends it; the newest deliveries of the webhook show the outcome. While one waits, it is returned again.
+    """
+    return delivery_view(webhooks.test_webhook(context, actor, webhook_id))
 
 
 @router.delete("/{webhook_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404))

@@ -55,11 +55,12 @@
   };
 
   // The bytes that have arrived must be those of this file, or two models would be mixed.
-  const checkArrived = async (path, file, pieces) => {
-    if (pieces.length && !crypto.subtle) throw new Error("this page cannot continue an upload over plain HTTP; use rocket upload");
+  const checkArrived = async (path, file, pieces, show) => {
     let start = 0;
     for (const piece of pieces) {
-      const digest = await crypto.subtle.digest("SHA-256", await file.slice(start, start + piece.size).arrayBuffer());
+      const content = await file.slice(start, start + piece.size).arrayBuffer();
+      const digest = crypto.subtle ? await crypto.subtle.digest("SHA-256", content) : sha256(content);
+      show(`comparing ${path} with what the server has`, start / file.size);
       const text = [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
       if (text !== piece.sha256) throw new Error(`${path} is not the file of which the server has the beginning; upload it under another name`);
       start += piece.size;
@@ -72,7 +73,7 @@
     const announced = parts.map(({ path, file }) => ({ path, size: file.size }));
     const model = await ask("POST", "/models", { headers: { "Content-Type": "application/json" }, body: JSON.stringify({ name, files: announced }) });
     const arrived = Object.fromEntries(model.files.map((file) => [file.path, file]));
-    for (const { path, file } of parts) await checkArrived(path, file, arrived[path].pieces);
+    for (const { path, file } of parts) await checkArrived(path, file, arrived[path].pieces, show);
     let done = model.received;
     const send = async (path, file, stop) => {
       while (arrived[path].received < stop) {

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from app.shared.database import now
@@ -52,7 +52,7 @@ def list_evaluations(session: Session, source: Job, *, limit: int) -> Sequence[E
     statement = (
         select(Job, EvaluationRow)
         .outerjoin(EvaluationRow, EvaluationRow.job_id == Job.id)
-        .where(Job.source_job_id == source.id)
+        .where(Job.source_job_id == source.id, Job.request["on_source"].as_string() == "evaluation")
         .order_by(Job.id.desc())
         .limit(limit)
     )
@@ -78,8 +78,12 @@ def list_measured(session: Session, owner: str, model_id: str, *, limit: int) ->
         limit: maximum number of jobs, and of later evaluations.
     """
     of_model = (Job.owner == owner, Job.status == Status.SUCCEEDED, Job.request["model_id"].as_string() == model_id)
+    # An export has the report of the job that it exports, which is listed itself.
+    is_own = or_(Job.request["on_source"].as_string().is_(None), Job.request["on_source"].as_string() != "export")
     # Only a small part of the report, which has all layers.
-    within = select(Job, ReportRow.body["evaluation"]).join(ReportRow, ReportRow.job_id == Job.id).where(*of_model)
+    within = (
+        select(Job, ReportRow.body["evaluation"]).join(ReportRow, ReportRow.job_id == Job.id).where(*of_model, is_own)
+    )
     own = [(job, body) for job, body in session.execute(within.order_by(Job.id.desc()).limit(limit))]
     compressed = {job.id: job for job, _ in own}
     later = (

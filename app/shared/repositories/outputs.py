@@ -16,9 +16,11 @@ from app.shared.outcomes import JobResult, NewArtifact, NewEvent
 from app.shared.repositories.events import append_event, find_last_event, list_typed_events
 from app.shared.repositories.leases import Lease, change, end_job, lock_leased_job
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.config import STAGES, Stage
 from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import CompressionReport, StageReport, energy_text
 
+_COMPRESSING: Stage = "factorizing"
 HEALING_EVENT = "healing"
 """Type of the event for a point of the loss curve of healing."""
 
@@ -34,7 +36,13 @@ class LayerShape:
 
 
 def report_progress(
-    session: Session, lease: Lease, *, stage: str, progress: float, finish_at: datetime | None = None
+    session: Session,
+    lease: Lease,
+    *,
+    stage: str,
+    progress: float,
+    finish_at: datetime | None = None,
+    layer: str | None = None,
 ) -> None:
     """Record the job's progress; a new stage is an event.
 
@@ -44,6 +52,7 @@ def report_progress(
         stage: one of `rocket_core.config.STAGES`.
         progress: of the whole job, [0, 1]; it never decreases while a later attempt catches up with an earlier one.
         finish_at: estimated end; None if unknown.
+        layer: the layer that the stage works on; None if none.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -58,7 +67,18 @@ def report_progress(
         progress=min(1.0, max(job.progress, progress)),
         estimated_finish_at=finish_at,
         progressed_at=now(session),
+        compressed_layers=max(job.compressed_layers, _count_compressed(session, job, stage, layer)),
     )
+
+
+def _count_compressed(session: Session, job: Job, stage: str, layer: str | None) -> int:
+    """Return how many layers, in the order of the model, are compressed once a stage works on a layer."""
+    if stage == _COMPRESSING and layer is not None:
+        row = session.get(LayerProfileRow, (job.id, layer))
+        return 0 if row is None else row.position
+    if stage in STAGES and STAGES.index(stage) > STAGES.index(_COMPRESSING):
+        return count_layers(session, job.id)[0]
+    return 0
 
 
 def save_layer_profile(session: Session, lease: Lease, position: int, profile: LayerProfile) -> bool:
@@ -152,6 +172,7 @@ def discard_layers(session: Session, lease: Lease, reason: NewEvent) -> None:
     job = lock_leased_job(session, lease)
     for rows in (LayerProfileRow, AllocationRow):
         session.execute(delete(rows).where(rows.job_id == job.id), execution_options={"synchronize_session": False})
+    change(session, lease, compressed_layers=0)
     append_event(session, job.id, reason, now(session))
 
 

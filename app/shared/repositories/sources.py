@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import ColumnElement, SQLColumnExpression, exists, select
 from sqlalchemy.orm import Session, aliased
@@ -22,11 +23,17 @@ class Source:
 
     Attributes:
         job: the job.
-        revision: the revision of the model that it compressed, as in its report; None if unknown.
+        report: its report, a `CompressionReport` as JSON.
     """
 
     job: Job
-    revision: str | None
+    report: dict[str, Any]
+
+    @property
+    def revision(self) -> str | None:
+        """The revision of the model that it compressed; None if unknown."""
+        revision = self.report.get("revision")
+        return revision if isinstance(revision, str) else None
 
 
 def check_uploads(session: Session, owner: str, request: JobRequest) -> None:
@@ -40,7 +47,7 @@ def check_uploads(session: Session, owner: str, request: JobRequest) -> None:
     for dataset in request.datasets:
         if dataset.startswith(UPLOAD):
             check_upload(session, owner, dataset.removeprefix(UPLOAD))
-    if request.uploaded_model is not None:
+    if request.uploaded_model is not None and request.reads_model:
         check_model(session, owner, request.uploaded_model)
 
 
@@ -56,7 +63,7 @@ def find_source(session: Session, owner: str, job_id: str, kind: ExportKind, *, 
 
     Raises:
         JobNotFoundError: the job does not exist, or belongs to another tenant.
-        ConflictError: it has not succeeded, or has no result.
+        ConflictError: it has not succeeded, or has made no result.
         ArtifactExpiredError: the export has been deleted.
     """
     mine = select(Job).where(Job.id == job_id, Job.owner == owner)
@@ -68,10 +75,13 @@ def find_source(session: Session, owner: str, job_id: str, kind: ExportKind, *, 
     report = session.get(ReportRow, job.id)
     if report is None:
         raise ConflictError("the job has no result; name one that has compressed or healed a model")
+    if job.request.get("on_source") == "export":
+        raise ConflictError(
+            "the job has only written the result of another one in another format; name the job that made the result"
+        )
     if any(file.expires_at <= now(session) for file in list_source_files(session, owner, job_id, kind)):
         raise _expired(job_id)
-    revision = report.body.get("revision")
-    return Source(job=job, revision=revision if isinstance(revision, str) else None)
+    return Source(job=job, report=report.body)
 
 
 def list_source_files(session: Session, owner: str, job_id: str, kind: ExportKind) -> Sequence[Artifact]:

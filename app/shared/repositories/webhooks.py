@@ -1,5 +1,6 @@
 """Webhooks of tenants, and what is sent to them. `lifecycle` queues a delivery in the transaction that ends a job."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +15,8 @@ from app.shared.models import Webhook, WebhookDelivery
 from app.shared.repositories.identifiers import new_id
 
 PREFIX = "hook"
+TEST_EVENT = "webhook.test"
+"""The event of a delivery that a user asks for, to see whether deliveries arrive."""
 MOST_ATTEMPTS = 8
 """Attempts at a delivery before it is given up, within about a day."""
 
@@ -86,6 +89,30 @@ def delete_webhook(session: Session, owner: str, webhook_id: str) -> None:
     session.execute(delete(Webhook).where(Webhook.id == row.id), execution_options={"synchronize_session": False})
 
 
+def queue_test(session: Session, hook: Webhook) -> WebhookDelivery:
+    """Queue a delivery that says nothing, or return the one that has not been attempted yet."""
+    waiting = (
+        select(WebhookDelivery)
+        .where(WebhookDelivery.webhook_id == hook.id, WebhookDelivery.event == TEST_EVENT)
+        .where(WebhookDelivery.available_at.is_not(None))
+        .limit(1)
+    )
+    row = session.scalars(waiting).one_or_none()
+    if row is None:
+        at = now(session)
+        row = WebhookDelivery(
+            id=f"dlv_{secrets.token_hex(16)}",
+            webhook_id=hook.id,
+            event=TEST_EVENT,
+            body={"type": TEST_EVENT, "timestamp": at.isoformat(), "data": {"webhook_id": hook.id}},
+            created_at=at,
+            available_at=at,
+        )
+        session.add(row)
+        session.flush()
+    return row
+
+
 def is_delivery_due(session: Session) -> bool:
     """Return whether a delivery is due, without a lock."""
     due = select(WebhookDelivery.id).where(WebhookDelivery.available_at <= now(session))
@@ -127,7 +154,7 @@ def finish_delivery(session: Session, delivery_id: str, error: str | None) -> No
     row.error = None if error is None else error[:_MAX_ERROR]
     if error is None:
         row.delivered_at, row.available_at = at, None
-    elif row.attempt >= MOST_ATTEMPTS:
+    elif row.attempt >= MOST_ATTEMPTS or row.event == TEST_EVENT:
         row.available_at = None
     else:
         row.available_at = at + min(_FIRST_WAIT * 4 ** (row.attempt - 1), _LONGEST_WAIT)

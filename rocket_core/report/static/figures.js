@@ -120,6 +120,8 @@
           strokeOpacity: 0.25,
           inset: 1,
         }),
+        // While a job runs: the layers that are compressed already.
+        Plot.cell(rows.filter((row) => row.compressed), { x: "block", y: "projection", fill: "none", stroke: "currentColor", strokeWidth: 3, inset: 2 }),
         labelled
           ? Plot.text(rows, {
               x: "block",

@@ -115,6 +115,8 @@ def scenarios(client, jobs, app, settings, monkeypatch):
     profile, allocations = "/profiles/{profile_id}", "/profiles/{profile_id}/allocations"
     healings = "/jobs/{job_id}/healings"
     evaluations = "/jobs/{job_id}/evaluations"
+    webhook = "/webhooks/{webhook_id}"
+    exports, dense = "/jobs/{job_id}/exports", {"to": "dense"}
     model, model_file = "/models/{model_name}", "/models/{model_name}/files/{file}"
     job, file = "/jobs/{job_id}", "/jobs/{job_id}/artifacts/{name}"
 
@@ -309,6 +311,20 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ),
         ("post", evaluations, 422): lambda: client.post(f"{jobs.healable}/evaluations", json={"prompts": [""]}),
         ("post", evaluations, 507): evaluated_without_room,
+        ("post", exports, 202): lambda: client.post(f"{jobs.healable}/exports", json=dense),
+        ("post", exports, 200): lambda: replay(f"{jobs.healable}/exports", dense, "x"),
+        ("post", exports, 400): lambda: client.post(f"{jobs.healable}/exports", content=b"{", headers=json_type),
+        ("post", exports, 404): lambda: client.post(f"{UNKNOWN}/exports", json=dense),
+        ("post", exports, 409): lambda: client.post(f"{jobs.failed}/exports", json=dense),
+        ("post", exports, 410): lambda: client.post(f"{jobs.expired}/exports", json=dense),
+        ("post", exports, 413): lambda: client.post(f"{jobs.healable}/exports", content=b" " * 5000, headers=json_type),
+        ("post", exports, 415): lambda: client.post(f"{jobs.healable}/exports", content=b"{}", headers=text_type),
+        ("post", exports, 422): lambda: client.post(f"{jobs.healable}/exports", json={"to": "onnx"}),
+        ("post", exports, 507): lambda: without_room(
+            lambda path=jobs.healable: client.post(f"{path}/exports", json=dense)
+        ),
+        ("get", exports, 200): lambda: client.get(f"{jobs.healable}/exports"),
+        ("get", exports, 404): lambda: client.get(f"{UNKNOWN}/exports"),
         ("get", evaluations, 200): lambda: client.get(f"{jobs.healable}/evaluations"),
         ("get", evaluations, 404): lambda: client.get(f"{UNKNOWN}/evaluations"),
         ("post", "/profiles", 200): lambda: replay("/profiles", without_target, "p"),
@@ -394,6 +410,11 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", "/webhooks", 200): lambda: client.get("/webhooks"),
         ("get", "/webhooks/{webhook_id}", 200): lambda: client.get(hooked().headers["Location"]),
         ("get", "/webhooks/{webhook_id}", 404): lambda: client.get("/webhooks/x"),
+        ("post", f"{webhook}/test", 202): lambda: client.post(f"{hooked().headers['Location']}/test"),
+        ("post", f"{webhook}/test", 404): lambda: client.post("/webhooks/x/test"),
+        ("post", f"{webhook}/test", 507): lambda: without_room(
+            lambda path=hooked().headers["Location"]: client.post(f"{path}/test")
+        ),
         ("delete", "/webhooks/{webhook_id}", 204): lambda: client.delete(hooked().headers["Location"]),
         ("delete", "/webhooks/{webhook_id}", 404): lambda: client.delete("/webhooks/hook_" + "0" * 26),
         ("get", "/healthz", 200): lambda: client.get("/healthz"),

@@ -84,7 +84,7 @@ def filled(path, job_id, profile_id, webhook_id):
 
 def body_of(path):
     """Return the body for an endpoint that checks it before it looks for the object."""
-    bodies = {"allocations": {"ratio": 0.1}, "evaluations": {}, "healings": {"tokens": 5}}
+    bodies = {"allocations": {"ratio": 0.1}, "evaluations": {}, "exports": {"to": "dense"}, "healings": {"tokens": 5}}
     body = bodies.get(path.rpartition("/")[2])
     return {} if body is None else {"json": body}
 

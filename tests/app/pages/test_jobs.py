@@ -42,7 +42,7 @@ def test_an_empty_list_shows_the_next_step(page):
 
 
 def test_text_from_clients_is_escaped(page, submitted):
-    for path in ("/", f"/ui/jobs/{submitted}", "/ui/jobs"):
+    for path in ("/", f"/ui/jobs/{submitted}", "/ui/jobs", "/ui/rows"):
         text = page("GET", path).text
         assert "&lt;script&gt;alert(1)" in text
         assert "<script>alert" not in text
@@ -92,15 +92,22 @@ def test_the_map_fills_as_layers_are_profiled_and_chosen(page, worker, submitted
     lease = worker.claim(submitted)
     worker.profile_layers(lease)
     profiled = page("GET", address).text
-    assert f'hx-get="{address}?shown=2-0"' in profiled
+    assert f'hx-get="{address}?shown=2-0-0"' in profiled
     assert re.findall(r"<td>(?:profiled|factored)</td>", profiled) == ["<td>profiled</td>"] * 2
-    assert page("GET", f"{address}?shown=2-0").status_code == 204
+    assert page("GET", f"{address}?shown=2-0-0").status_code == 204
     worker.do(outputs.save_allocation, lease, [("b", worker.factored)])
-    chosen = page("GET", f"{address}?shown=2-0").text
-    assert f'hx-get="{address}?shown=2-1"' in chosen
+    chosen = page("GET", f"{address}?shown=2-0-0").text
+    assert f'hx-get="{address}?shown=2-1-0"' in chosen
     assert re.findall(r"<td>(?:profiled|factored)</td>", chosen) == ["<td>factored</td>", "<td>profiled</td>"]
+    assert "thick border" not in chosen
+    for stage, layer, marked in (("factorizing", "b", 0), ("factorizing", "a", 1), ("exporting", None, 2)):
+        worker.do(outputs.report_progress, lease, stage=stage, progress=0.9, layer=layer)
+        compressed = page("GET", address).text
+        assert f"shown=2-1-{marked}" in compressed
+        assert compressed.count('"compressed": true') + compressed.count('"compressed":true') == marked
+        assert ("thick border" in compressed) == (marked > 0)
     worker.do(outputs.succeed_without_files, lease)
-    assert "hx-get" not in page("GET", f"{address}?shown=2-1").text
+    assert "hx-get" not in page("GET", f"{address}?shown=2-1-0").text
 
 
 def test_the_log_resumes_where_it_stopped(page, worker, submitted):
@@ -145,6 +152,18 @@ def test_deleting_asks_first_even_without_scripts(page, finished):
     assert question < text.index(f'action="/ui/jobs/{finished}/delete"') < text.index("Yes, delete")
 
 
+def test_the_start_shows_the_newest_jobs_and_the_way_to_all(page, client):
+    ids = [client.post("/jobs", json=BODY).json()["id"] for _ in range(6)]
+    start, every = page("GET", "/").text, page("GET", "/ui/jobs").text
+    assert [job for job in ids if f'id="row-{job}"' in start] == ids[1:]
+    assert 'href="/ui/jobs">All jobs</a>' in start
+    assert [job for job in ids if f'id="row-{job}"' in every] == ids
+    for path, expected in (("/ui/recent", ids[1:]), ("/ui/rows", ids)):
+        rows = page("GET", path).text
+        assert "<html" not in rows
+        assert [job for job in ids if f'id="row-{job}"' in rows] == expected
+
+
 def test_rows_of_jobs_can_be_told_apart(page, worker, submitted, finished):
     text = page("GET", "/").text
     for expected in (f"…{finished[-6:]}", "fast", "<strong>", "10 → 10.2", "predicted"):
@@ -179,12 +198,12 @@ def test_every_figure_is_available_as_data(page, finished, name):
 
 def test_buttons_cancel_retry_and_delete(page, client, submitted):
     answer = page("POST", f"/ui/jobs/{submitted}/cancel", data={"from": "list"})
-    assert (answer.status_code, answer.headers["Location"]) == (303, "/")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/ui/jobs")
     assert client.get(f"/jobs/{submitted}").json()["status"] == "cancelled"
     again = page("POST", f"/ui/jobs/{submitted}/retry")
     new = again.headers["Location"].rsplit("/", 1)[-1]
     assert client.get(f"/jobs/{new}").json()["retry_of"] == submitted
-    assert page("POST", f"/ui/jobs/{submitted}/delete").headers["Location"] == "/"
+    assert page("POST", f"/ui/jobs/{submitted}/delete").headers["Location"] == "/ui/jobs"
     assert client.get(f"/jobs/{submitted}").status_code == 404
     # A second press on the same page.
     answer = page("POST", f"/ui/jobs/{submitted}/delete")
@@ -227,7 +246,7 @@ def test_errors_are_pages_for_browsers_and_json_for_programs(page, client):
     assert (answer.status_code, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
     assert "no job has this id" in answer.text
     assert client.get(missing).headers["Content-Type"] == "application/problem+json"
-    assert page("GET", "/?after=x").status_code == 422
+    assert page("GET", "/ui/jobs?after=x").status_code == 422
 
 
 def test_the_report_is_html_for_browsers_and_json_otherwise(page, client, finished):

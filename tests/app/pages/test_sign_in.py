@@ -49,7 +49,7 @@ def test_with_keys_a_browser_is_redirected_to_sign_in_and_back(page, key, sign_i
 
 
 def test_updates_of_an_ended_session_redirect_to_sign_in(page, key):
-    answer = page("GET", "/ui/jobs", headers={"HX-Request": "true"})
+    answer = page("GET", "/ui/rows", headers={"HX-Request": "true"})
     assert answer.headers["HX-Redirect"] == "/ui/sign-in"
 
 

@@ -130,6 +130,7 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
         "benchmark": True,
         "source_job_id": True,
         "on_source": True,
+        "export_to": True,
         "options": {
             "calibrate_all_experts",
             "code_bits",
@@ -162,10 +163,20 @@ def test_a_fingerprint_includes_prompts_only_if_given():
     assert later.datasets == ("builtin",)
 
 
+def test_only_an_export_names_a_format():
+    export = JobRequest(model_id="a/b", ratio=0.3, source_job_id=SOURCE, on_source="export", export_to="gguf")
+    assert (export.kind, export.source_export, export.datasets) == ("export", "factored", ())
+    assert not export.reads_model
+    assert not export.asks_the_hub
+    for given in ({"on_source": "export"}, {"on_source": "healing", "export_to": "dense"}):
+        with pytest.raises(ValidationError, match="export_to belongs to"):
+            JobRequest(model_id="a/b", ratio=0.3, source_job_id=SOURCE, **given)
+
+
 def test_a_client_cannot_name_the_job_that_it_works_on():
     with pytest.raises(ValidationError, match="use POST /jobs"):
         CompressionRequest(model_id="local/x", ratio=0.3, evaluate={}, source_job_id=SOURCE, on_source="evaluation")
-    assert {"source_job_id", "on_source"}.isdisjoint(CompressionRequest.model_json_schema()["properties"])
+    assert {"source_job_id", "on_source", "export_to"}.isdisjoint(CompressionRequest.model_json_schema()["properties"])
 
 
 def test_a_source_and_what_is_done_with_it_go_together():

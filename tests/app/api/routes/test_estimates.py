@@ -1,3 +1,5 @@
+import pytest
+
 from rocket_core.budget import parameter_budget
 from tests.app.api.conftest import BODY
 from tests.reference.safetensors_files import LINEARS, save_llama
@@ -65,6 +67,24 @@ def test_an_estimate_refuses_what_a_job_would_be_refused_for(client, settings):
         assert answers[0].status_code == answers[1].status_code >= 400
         told = [{**answer.json(), "request_id": None} for answer in answers]
         assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "evaluate", "reason"),
+    [
+        ({"architectures": ["BertForMaskedLM"]}, {"prompts": ["Hi"]}, "answers no prompts"),
+        ({"max_position_embeddings": 64}, {"prompts": ["Hi"], "answer_tokens": 64}, "no room for a prompt"),
+        ({"max_position_embeddings": 64}, {"prompts": ["Hi"], "answer_tokens": 63}, None),
+        ({"architectures": ["BertForMaskedLM"]}, {}, None),
+    ],
+)
+def test_prompts_that_no_model_could_answer_are_refused(client, settings, config, evaluate, reason):
+    save_llama(settings.models_folder / "odd", config={"model_type": "llama"} | config)
+    body = BODY | {"model_id": "local/odd", "evaluate": evaluate, "calibration": {"sequence_length": 32}}
+    for path, accepted in (("/jobs", 202), ("/estimates", 200)):
+        answer = client.post(path, json=body)
+        assert answer.status_code == (accepted if reason is None else 422)
+        assert reason is None or reason in answer.json()["detail"]
 
 
 def test_availability_is_unknown_for_remote_workers(app, client):

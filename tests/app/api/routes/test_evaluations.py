@@ -37,6 +37,16 @@ def done(submitted, worker):
     return f"/jobs/{submitted}"
 
 
+def test_prompts_that_the_model_cannot_answer_are_refused_at_once(client, submitted, worker):
+    config = b'{"architectures": ["BertForMaskedLM"]}'
+    worker.succeed(submitted, {"factored/model.safetensors": b"1", "factored/config.json": config})
+    answers = [
+        client.post(f"/jobs/{submitted}/evaluations", json={"prompts": prompts}) for prompts in ([], ["Once upon"])
+    ]
+    assert [answer.status_code for answer in answers] == [202, 422]
+    assert "local/tiny holds an encoder, which answers no prompts" in answers[1].json()["detail"]
+
+
 def test_a_finished_job_can_be_evaluated(client, worker, done):
     asked = {"prompts": ["Hi"], "samples": 2}
     answer = client.post(f"{done}/evaluations", json=asked)

@@ -47,7 +47,10 @@ def test_an_uploaded_model_is_offered_and_takes_a_job(client, folder, weights):
     assert (job.status_code, job.json()["model_id"]) == (202, "upload/mine")
     estimate = client.post("/estimates", json=BODY | {"model_id": "upload/mine"}).json()
     local = client.post("/estimates", json=BODY).json()
-    assert estimate == local | {"model_id": "upload/mine", "available": estimate["available"]}
+    # A worker puts its files together on its disk.
+    assert estimate["disk_bytes"] == local["disk_bytes"] + local["stored_bytes"]
+    same = {name: estimate[name] for name in ("available", "disk_bytes")}
+    assert estimate == local | {"model_id": "upload/mine"} | same
 
 
 def test_pieces_are_what_was_sent(client, folder, weights, settings):

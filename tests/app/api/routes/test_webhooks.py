@@ -92,3 +92,10 @@ def test_other_webhooks_are_refused(client, body):
 def test_the_number_of_webhooks_is_limited(client, settings):
     codes = [client.post("/webhooks", json={"url": URL}).status_code for _ in range(settings.max_webhooks + 1)]
     assert codes == [201] * settings.max_webhooks + [429]
+
+
+def test_a_test_delivery_is_queued_once_at_a_time(client, hook):
+    answers = [client.post(f"/webhooks/{hook['id']}/test") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [202, 202]
+    assert answers[0].json() == answers[1].json()
+    assert queued(client, hook) == [("webhook.test", 0)]

@@ -1,0 +1,112 @@
+"""`rocket webhooks`: addresses that a server reports the ends of your jobs to."""
+
+import json
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocket_cli import options
+from rocket_cli.connection import command, connected
+from rocket_cli.progress_view import print_line
+from rocket_client._defaults import DEFAULT_SERVER
+from rocket_client._exit_codes import ExitCode
+from rocket_client.models import Delivery
+
+if TYPE_CHECKING:
+    from rocket_client.client import Rocket
+
+app = typer.Typer(help="Get notified by a server of the ends of your jobs.", no_args_is_help=True)
+
+# A delivery may take 20 seconds, and a worker looks for it at intervals.
+_TEST_SECONDS = 60.0
+_LOOK_SECONDS = 0.3
+
+
+class Event(StrEnum):
+    """What is reported."""
+
+    SUCCEEDED = "job.succeeded"
+    FAILED = "job.failed"
+    CANCELLED = "job.cancelled"
+
+
+_Id = Annotated[str, typer.Argument(metavar="WEBHOOK", help="Id of a webhook, as listed by `rocket webhooks list`.")]
+_Url = Annotated[str, typer.Argument(metavar="URL", help="Where deliveries are sent, such as https://example.org/x.")]
+_Events = Annotated[
+    list[Event] | None,
+    typer.Option("--event", metavar="EVENT", help="Report only job.succeeded, job.failed, job.cancelled; repeatable."),
+]
+
+
+@app.command("list")
+def list_webhooks(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
+    """List your webhooks, oldest first."""
+    with connected(server, as_json=as_json) as rocket:
+        found = rocket.list_webhooks()
+    if as_json:
+        typer.echo(json.dumps({"data": [hook.model_dump(mode="json") for hook in found]}, indent=2))
+        return
+    for hook in found:
+        typer.echo(f"{hook.id}  {hook.url}  {', '.join(hook.events)}")
+    if not found:
+        print_line(f"no webhooks; `{command(server, 'webhooks', 'create', 'URL')}` creates one")
+
+
+@app.command("create")
+def create_webhook(
+    *,
+    url: _Url,
+    events: _Events = None,
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """Create a webhook, and print its id and the secret that deliveries are signed with; it is shown only now."""
+    with connected(server, as_json=as_json) as rocket:
+        made = rocket.create_webhook(url, events=[event.value for event in events] if events else None)
+    if as_json:
+        typer.echo(made.model_dump_json(indent=2))
+        return
+    typer.echo(f"{made.id}  {made.secret}")
+    print_line(f"keep the secret, it is not shown again; `{command(server, 'webhooks', 'test', made.id)}` tries it")
+
+
+@app.command("delete")
+def delete_webhook(
+    *, webhook_id: _Id, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False
+) -> None:
+    """Delete a webhook, with what was not sent yet."""
+    with connected(server, as_json=as_json) as rocket:
+        rocket.delete_webhook(webhook_id)
+
+
+@app.command("test")
+def send_test(*, webhook_id: _Id, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
+    """Send a test delivery to a webhook once, and print what came of it; exit code 75 if it did not arrive."""
+    with connected(server, as_json=as_json) as rocket:
+        delivery = _attempted(rocket, webhook_id, rocket.test_webhook(webhook_id))
+    if as_json:
+        typer.echo(delivery.model_dump_json(indent=2))
+    elif delivery.delivered_at is not None:
+        typer.echo(f"{delivery.id} was accepted by the receiver")
+    elif delivery.next_attempt_at is not None:
+        print_line(f"{delivery.id} was not sent yet: no worker is running, or all are busy sending")
+    else:
+        print_line(f"{delivery.id} was not delivered: {delivery.error}")
+    if delivery.delivered_at is None:
+        raise typer.Exit(ExitCode.TEMPORARY)
+
+
+def _attempted(rocket: "Rocket", webhook_id: str, delivery: Delivery) -> Delivery:
+    """Return a delivery once it was attempted, or as it is after a while."""
+    deadline = time.monotonic() + _TEST_SECONDS
+    while delivery.next_attempt_at is not None and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        delivery = _find(rocket.get_webhook(webhook_id).deliveries, delivery)
+    return delivery
+
+
+def _find(deliveries: Sequence[Delivery], wanted: Delivery) -> Delivery:
+    return next((each for each in deliveries if each.id == wanted.id), wanted)

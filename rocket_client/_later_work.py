@@ -1,0 +1,152 @@
+"""Methods of the clients for work on the result of a finished job."""
+
+from collections.abc import Mapping
+
+from pydantic import JsonValue
+
+from rocket_client import _endpoints
+from rocket_client._transport import AsyncTransport, Transport
+from rocket_client.models import Job, LaterEvaluation
+
+
+class LaterWork:
+    """Methods of `Rocket`."""
+
+    _transport: Transport
+
+    def heal(
+        self,
+        job_id: str,
+        *,
+        tokens: int,
+        calibration: Mapping[str, JsonValue] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """Submit a job that heals the result of another one: trains it towards the original, at the same size.
+
+        `job_id` is a job that has succeeded and exported `factored`, `tokens` how many to train on, `calibration` the
+        text: `dataset`, `sequence_length`, `seed`, by default those of the job. Other arguments and errors are those of
+        `submit`.
+        """
+        settings = {"tokens": tokens, "metadata": metadata, "queue": queue, **(calibration or {})}
+        call = _endpoints.heal(job_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
+        return self._transport.call(call)
+
+    def evaluate(
+        self,
+        job_id: str,
+        settings: Mapping[str, JsonValue] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """Submit a job that compares the artifact of a job that has succeeded with its original.
+
+        Args:
+            job_id: the job that has succeeded.
+            settings: what both models read: `dataset`, `samples`, `sequence_length`, `stride`, `tasks`, `task_items`,
+                `prompts`, `answer_tokens`; None takes all defaults.
+            idempotency_key: as in `submit`.
+            hub_token: as in `submit`.
+
+        Returns:
+            The job that evaluates; `evaluations` has the result once it has succeeded.
+
+        Raises:
+            ProblemError: the server refuses the request.
+        """
+        call = _endpoints.evaluate(job_id, settings or {}, idempotency_key=idempotency_key, hub_token=hub_token)
+        return self._transport.call(call)
+
+    def evaluations(self, job_id: str) -> tuple[LaterEvaluation, ...]:
+        """Return the latest evaluations of a job's artifact, newest first; the job's own is in its report."""
+        return self._transport.call(_endpoints.evaluations(job_id)).data
+
+    def export(
+        self,
+        job_id: str,
+        *,
+        to: str,
+        metadata: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Submit a job that writes the result of another one in another format, with exactly the same weights.
+
+        Args:
+            job_id: a job that has succeeded and exported `factored`.
+            to: `dense`, `gguf` (llama.cpp, Ollama, LM Studio) or `compressed-tensors` (vLLM).
+            metadata: your own labels.
+            queue: which workers run it, `cpu` or `gpu`; None takes that of the job.
+            idempotency_key: a repetition with the same key returns the same job; None makes a new key.
+
+        Raises:
+            ProblemError: the format cannot hold what the result stores; the message says how to compress for it.
+        """
+        settings = {"to": to, "metadata": metadata, "queue": queue}
+        return self._transport.call(_endpoints.export(job_id, settings, idempotency_key=idempotency_key))
+
+    def exports(self, job_id: str) -> tuple[Job, ...]:
+        """Return the latest jobs that write the result of a job in other formats, newest first.
+
+        `download` fetches the files of such a job.
+        """
+        return self._transport.call(_endpoints.exports(job_id)).data
+
+
+class AsyncLaterWork:
+    """Methods of `AsyncRocket`."""
+
+    _transport: AsyncTransport
+
+    async def heal(
+        self,
+        job_id: str,
+        *,
+        tokens: int,
+        calibration: Mapping[str, JsonValue] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """See `Rocket.heal`."""
+        settings = {"tokens": tokens, "metadata": metadata, "queue": queue, **(calibration or {})}
+        call = _endpoints.heal(job_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
+        return await self._transport.call(call)
+
+    async def evaluate(
+        self,
+        job_id: str,
+        settings: Mapping[str, JsonValue] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """See `Rocket.evaluate`."""
+        call = _endpoints.evaluate(job_id, settings or {}, idempotency_key=idempotency_key, hub_token=hub_token)
+        return await self._transport.call(call)
+
+    async def evaluations(self, job_id: str) -> tuple[LaterEvaluation, ...]:
+        """See `Rocket.evaluations`."""
+        return (await self._transport.call(_endpoints.evaluations(job_id))).data
+
+    async def export(
+        self,
+        job_id: str,
+        *,
+        to: str,
+        metadata: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """See `Rocket.export`."""
+        settings = {"to": to, "metadata": metadata, "queue": queue}
+        return await self._transport.call(_endpoints.export(job_id, settings, idempotency_key=idempotency_key))
+
+    async def exports(self, job_id: str) -> tuple[Job, ...]:
+        """See `Rocket.exports`."""
+        return (await self._transport.call(_endpoints.exports(job_id))).data
