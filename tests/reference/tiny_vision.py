@@ -277,11 +277,22 @@ _PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"image_seq_length": 4},
         ["<unused>", "<image_soft_token>", "<video>", "<start_of_image>", "<end_of_image>"],
     ),
+    "llama4": (
+        _PIXELS
+        | {
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": IMAGE_SIZE},
+            "do_center_crop": True,
+            "crop_size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
+        },
+        {"patch_size": PATCH_SIZE},
+        ["<unused>", "<|patch|>", "<|image|>", "<|image_start|>", "<|image_end|>"],
+    ),
 }
 
 
 def save_tiny_processor(family: str, folder: Path) -> Path:
-    """Add the processor of images and text to a checkpoint; Llama 4's needs a library that is not always there."""
+    """Add the processor of images and text to a checkpoint; see `stand_in_for_libraries`."""
     pixels, processor, names = _PROCESSORS[family]
     (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
     (folder / "processor_config.json").write_text(json.dumps(processor))
@@ -293,3 +304,20 @@ def save_tiny_processor(family: str, folder: Path) -> Path:
         named = {"image_token": names[1], "boi_token": names[3], "eoi_token": names[4]}
         file.write_text(json.dumps(json.loads(file.read_text()) | named))
     return folder
+
+
+def stand_in_for_libraries() -> None:
+    """Let processors work without libraries that are not installed everywhere.
+
+    SmolVLM's wants one that spells out numbers, of videos only. Llama 4's image processor needs torchvision: that of
+    CLIP takes its place, which makes one tile of an image.
+    """
+    from transformers.models.llama4.processing_llama4 import Llama4Processor
+    from transformers.models.smolvlm import processing_smolvlm
+
+    processing_smolvlm.num2words = processing_smolvlm.num2words or str
+    tiled = Llama4Processor.replace_image_token
+    one_tile = {"aspect_ratios": [[1, 1]]}
+    Llama4Processor.replace_image_token = lambda self, image_inputs, image_idx, **_: tiled(
+        self, one_tile | dict(image_inputs), image_idx
+    )
