@@ -226,7 +226,7 @@ def test_families_resume_after_kills_to_the_same_bytes(family, folder, vision, f
 
 
 def killed_and_resumed(model, config, steps, kills, tmp_path):
-    """Compress into a folder `out`, in processes that are killed at fractions of the steps, and at last until the end."""
+    """Compress into a folder `out`: in processes that are killed at fractions of the steps, and then to the end."""
     output = tmp_path / "out"
     server = ForkServer("tests.rocket_core.pipeline.victim:run", environment=os.environ)
     try:
