@@ -34,7 +34,7 @@ from rocket_core.inspection.footprint import (
 from rocket_core.inspection.header_coverage import coverage_of_headers
 from rocket_core.inspection.healing_footprint import HealingSizes, batch_windows, healing_footprint, vocabulary
 from rocket_core.inspection.hub import find_repository
-from rocket_core.inspection.image_lines import check_images
+from rocket_core.inspection.media_lines import check_media
 from rocket_core.inspection.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder
 from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
@@ -166,7 +166,7 @@ def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:
     is_local = dataset.startswith(LOCAL)
     compression = question.request.compression_config(dataset=question.dataset if is_local else "builtin")
     check_vision(config, compression, name)
-    check_images(config, compression, name, name=dataset, most_lines=_MOST_LINES)
+    check_media(config, compression, name, name=dataset, most_lines=_MOST_LINES)
 
 
 def _inspect(
