@@ -54,6 +54,7 @@ from rocket_core.inspection.safetensors_headers import (
     sum_summaries,
     summarize,
 )
+from rocket_core.inspection.tower_footprint import tower_workload
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
 # Names and shapes of a layer's parts in the header of a file: more than any model has.
@@ -195,7 +196,7 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         config=config,
         windows=config.calibration.samples,
         sequence_length=inspected.positions,
-        input_bytes=input_bytes(inspected.config, input_kind(inspected.config)),
+        **_sample_sizes(inspected, vision=config.includes_vision),
     )
     footprint = _with_measurements(estimate_footprint(model, work), model, request, inspected)
     only = config.target if isinstance(config.target, ByFormat) else None
@@ -221,6 +222,12 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         disk_bytes=footprint.disk_bytes,
         selected_bytes=selected.selected_bytes,
     )
+
+
+def _sample_sizes(inspected: _Inspected, *, vision: bool) -> dict[str, int]:
+    if vision:
+        return tower_workload(inspected.config, inspected.window_length)
+    return {"input_bytes": input_bytes(inspected.config, input_kind(inspected.config))}
 
 
 def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:

@@ -141,10 +141,12 @@ def build_qwen3_vl_moe() -> PreTrainedModel:
     return _build(Qwen3VLMoeForConditionalGeneration, config)
 
 
-def build_llava() -> PreTrainedModel:
-    """Llama with a tower of CLIP, whose last block is not used."""
+def build_llava(**tower: int) -> PreTrainedModel:
+    """Llama with a tower of CLIP, whose last block is not used; sizes of the tower may be given."""
     config = LlavaConfig(
-        text_config=LlamaConfig(**_TEXT), vision_config=CLIPVisionConfig(**_TOWER), image_token_index=IMAGE_TOKEN
+        text_config=LlamaConfig(**_TEXT),
+        vision_config=CLIPVisionConfig(**(_TOWER | tower)),
+        image_token_index=IMAGE_TOKEN,
     )
     return _build(LlavaForConditionalGeneration, config)
 
