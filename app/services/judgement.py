@@ -18,6 +18,7 @@ from rocket_core import budget
 from rocket_core.coverage import Coverage
 from rocket_core.errors import ModelNotFoundError
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
+from rocket_core.inspection.evaluation_footprint import evaluation_footprint
 from rocket_core.inspection.feasibility import check_feasible, reach_of_model
 from rocket_core.inspection.footprint import (
     ModelShape,
@@ -25,7 +26,6 @@ from rocket_core.inspection.footprint import (
     Workload,
     describe_model,
     estimate_footprint,
-    evaluation_footprint,
     factored_export_bytes,
     input_bytes,
     positions,

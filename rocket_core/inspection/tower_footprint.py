@@ -1,10 +1,12 @@
 """Memory needed while a tower that encodes images is compressed, from the shapes of a model alone. Loads no torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocket_core.budget import Shape
+from rocket_core.inspection.block_lists import list_of
 from rocket_core.inspection.model_fields import find_number, longer_side
+from rocket_core.inspection.safetensors_headers import WeightSummary
 
 _FLOAT32 = 4
 
@@ -51,6 +53,22 @@ class TowerShape:
             samples: number of samples.
         """
         return self.block_parameters + 2 * patches * samples * self.hidden_size
+
+
+def tower_of_headers(
+    layers: Mapping[str, Sequence[Shape]], weights: WeightSummary, lists: Collection[str]
+) -> TowerShape | None:
+    """Return the sizes of a tower according to the safetensors headers; None if no layer of it is selected.
+
+    Args:
+        layers: `(d_in, d_out)` of the selected layers, by block.
+        weights: summary of the headers.
+        lists: names of the lists of blocks in the tower.
+    """
+    return TowerShape.of(
+        (shape for block, shapes in layers.items() if list_of(block) in lists for shape in shapes),
+        (count for block, count in weights.block_parameters.items() if list_of(block) in lists),
+    )
 
 
 def patch_numbers(config: Mapping[str, object]) -> int:

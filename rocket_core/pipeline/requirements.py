@@ -9,13 +9,13 @@ from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError, InvalidConfigError
 from rocket_core.evaluation.models import predicts_tokens
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
+from rocket_core.inspection.evaluation_footprint import evaluation_footprint
 from rocket_core.inspection.feasibility import reach_of_layers
 from rocket_core.inspection.footprint import (
     ModelShape,
     ResourceEstimate,
     Workload,
     estimate_footprint,
-    evaluation_footprint,
     input_bytes,
 )
 from rocket_core.inspection.healing_footprint import healing_footprint
