@@ -254,12 +254,13 @@ def _unknown_parameters(architecture: Architecture) -> dict[str, str]:
 def _check_sequential(
     architecture: Architecture, layers: Sequence[Sequence[str]], config: CompressionConfig, model: str
 ) -> None:
-    modules = unfused_modules(architecture.model)
+    modules = {
+        name: experts for name, experts in unfused_modules(architecture.model).items() if not experts.layout.routed
+    }
     if config.sequential and modules and any(is_expert_name(name, modules) for block in layers for name in block):
         raise InvalidConfigError(
-            f"{model} is a mixture of experts, and sequential compression (presets best and max) does not know "
-            "which tokens an expert gets after earlier layers are compressed; take preset fast, set sequential to "
-            "false, or ignore '*.experts.*'"
+            f"{model} does not tell its experts which tokens they get, which sequential compression (presets best and "
+            "max) needs; take preset fast, set sequential to false, or ignore '*.experts.*'"
         )
 
 
