@@ -191,6 +191,15 @@ def outputs_of_experts(model, samples):
     return {name: torch.cat(outputs) for name, outputs in found.items()}
 
 
+@pytest.mark.soak
+def test_blocks_of_experts_are_refined(mixture, settings, tmp_path):
+    config = settings(preset="max", kinds=("factored",), objective="whitened", ratio=0.5)
+    report = compress(str(mixture("gpt_oss")), tmp_path, config)
+    assert len(report.refinement) == 2
+    assert all(block.error_after <= block.error_before for block in report.refinement)
+    assert any(block.error_after < block.error_before for block in report.refinement)
+
+
 def test_a_stopped_sequential_run_ends_with_identical_bytes(tmp_path, mixture, best, fingerprint):
     config, expected, _ = best("qwen2_moe")
     for stop in ("experts.2.gate_proj", "experts.1.down_proj"):
