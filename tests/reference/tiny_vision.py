@@ -240,6 +240,12 @@ _QWEN_PIXELS: dict[str, Any] = _PIXELS | {
     "merge_size": 2,
     "size": {"shortest_edge": IMAGE_SIZE**2, "longest_edge": IMAGE_SIZE**2},
 }
+_CLIP_PIXELS: dict[str, Any] = _PIXELS | {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": IMAGE_SIZE},
+    "do_center_crop": True,
+    "crop_size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
+}
 _SPLIT_PIXELS: dict[str, Any] = _PIXELS | {
     "do_image_splitting": False,
     "size": {"longest_edge": IMAGE_SIZE},
@@ -254,13 +260,7 @@ _PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "qwen3_vl": (_QWEN_PIXELS, {}, _QWEN_NAMES),
     "qwen3_vl_moe": (_QWEN_PIXELS, {}, _QWEN_NAMES),
     "llava": (
-        _PIXELS
-        | {
-            "image_processor_type": "CLIPImageProcessor",
-            "size": {"shortest_edge": IMAGE_SIZE},
-            "do_center_crop": True,
-            "crop_size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
-        },
+        _CLIP_PIXELS,
         {"patch_size": PATCH_SIZE, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
         ["<unused>", "<image>"],
     ),
@@ -280,13 +280,7 @@ _PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["<unused>", "<image_soft_token>", "<video>", "<start_of_image>", "<end_of_image>"],
     ),
     "llama4": (
-        _PIXELS
-        | {
-            "image_processor_type": "CLIPImageProcessor",
-            "size": {"shortest_edge": IMAGE_SIZE},
-            "do_center_crop": True,
-            "crop_size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
-        },
+        _CLIP_PIXELS,
         {"patch_size": PATCH_SIZE},
         ["<unused>", "<|patch|>", "<|image|>", "<|image_start|>", "<|image_end|>"],
     ),
