@@ -42,6 +42,7 @@ _SAMPLES: dict[CalibrationKind, tuple[str, str]] = {
     "images": ("images", "the folder has"),
     "audio": ("windows of audio", "the folder has"),
     "text and images": ("texts with images", "the file has"),
+    "text and audio": ("texts with audio", "the file has"),
 }
 
 

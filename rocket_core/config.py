@@ -26,7 +26,7 @@ StorageDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Precision = Literal["float32", "float64"]
 InputKind = Literal["text", "images", "audio"]
 """What a model reads."""
-CalibrationKind = InputKind | Literal["text and images"]
+CalibrationKind = InputKind | Literal["text and images", "text and audio"]
 """What a model was calibrated on."""
 Stage = Literal[
     "downloading",

@@ -21,7 +21,7 @@ from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, HUB_TASKS, Compres
 from rocket_core.errors import HubCacheBusyError
 from rocket_core.inspection import hub_cache
 from rocket_core.inspection.hub import HubAccess
-from rocket_core.inspection.image_lines import names_images
+from rocket_core.inspection.media_lines import names_media
 from worker.folders import JobFolders
 from worker.messages import Downloaded, FetchRequest, Logging
 from worker.uploaded_models import fetch_model
@@ -59,7 +59,7 @@ class Inputs:
         """Files and folders that the library reads."""
         texts = [Path(text) for text in self._texts if Path(text).is_absolute()]
         # Images are in the folder of the file that names them, or below.
-        folders = (text.parent for text in texts if text.suffix.lower() == ".jsonl" and names_images(text))
+        folders = (text.parent for text in texts if text.suffix.lower() == ".jsonl" and names_media(text))
         model = (self._hub_folder if self.is_on_hub else Path(self.model),) if self.reads_model else ()
         return (*model, *texts, *folders)
 

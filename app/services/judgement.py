@@ -18,6 +18,7 @@ from rocket_core import budget
 from rocket_core.coverage import Coverage
 from rocket_core.errors import ModelNotFoundError
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
+from rocket_core.inspection.evaluation_footprint import evaluation_footprint
 from rocket_core.inspection.feasibility import check_feasible, reach_of_model
 from rocket_core.inspection.footprint import (
     ModelShape,
@@ -25,7 +26,6 @@ from rocket_core.inspection.footprint import (
     Workload,
     describe_model,
     estimate_footprint,
-    evaluation_footprint,
     factored_export_bytes,
     input_bytes,
     positions,
@@ -34,7 +34,7 @@ from rocket_core.inspection.footprint import (
 from rocket_core.inspection.header_coverage import coverage_of_headers
 from rocket_core.inspection.healing_footprint import HealingSizes, batch_windows, healing_footprint, vocabulary
 from rocket_core.inspection.hub import find_repository
-from rocket_core.inspection.image_lines import check_images
+from rocket_core.inspection.media_lines import check_media
 from rocket_core.inspection.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder
 from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
@@ -55,6 +55,7 @@ from rocket_core.inspection.safetensors_headers import (
     sum_summaries,
     summarize,
 )
+from rocket_core.inspection.tower_footprint import tower_workload
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
 # Names and shapes of a layer's parts in the header of a file: more than any model has.
@@ -170,7 +171,7 @@ def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:
     is_local = dataset.startswith(LOCAL)
     compression = question.request.compression_config(dataset=question.dataset if is_local else "builtin")
     check_vision(config, compression, name)
-    check_images(config, compression, name, name=dataset, most_lines=_MOST_LINES)
+    check_media(config, compression, name, name=dataset, most_lines=_MOST_LINES)
 
 
 def _inspect(
@@ -199,7 +200,7 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         config=config,
         windows=config.calibration.samples,
         sequence_length=inspected.positions,
-        input_bytes=input_bytes(inspected.config, input_kind(inspected.config)),
+        **_sample_sizes(inspected, vision=config.includes_vision),
     )
     footprint = _with_measurements(estimate_footprint(model, work), model, request, inspected)
     only = config.target if isinstance(config.target, ByFormat) else None
@@ -226,6 +227,12 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         disk_bytes=footprint.disk_bytes + (model.stored_bytes if request.uploaded_model is not None else 0),
         selected_bytes=selected.selected_bytes,
     )
+
+
+def _sample_sizes(inspected: _Inspected, *, vision: bool) -> dict[str, int]:
+    if vision:
+        return tower_workload(inspected.config, inspected.window_length)
+    return {"input_bytes": input_bytes(inspected.config, input_kind(inspected.config))}
 
 
 def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:

@@ -22,7 +22,7 @@ from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.models.architecture import oriented_weight
 
 # Tokens of the block that every expert is run on, for what its last layer reads.
-_SAMPLE_TOKENS = 1024
+SAMPLE_TOKENS = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ class ExpertInputs:
         states = module.entering(args[0]).detach()
         rows = states.to(self.dtype)
         gram = (rows.mT @ rows).double()
-        stride = max(1, len(states) * self.batches // _SAMPLE_TOKENS)
+        stride = max(1, len(states) * self.batches // SAMPLE_TOKENS)
         sample = states[::stride].clone()
         known = self._found.get(name)
         if known is not None:

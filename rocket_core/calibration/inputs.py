@@ -16,9 +16,10 @@ from torch import Tensor
 from transformers import AutoFeatureExtractor, AutoImageProcessor, PreTrainedTokenizerBase
 
 from rocket_core.calibration.datasets import documents, token_windows
-from rocket_core.calibration.image_text import ImagesWithText, placeholder_ids
 from rocket_core.calibration.media import folder_audio, folder_images, pillow, synthetic_audio, synthetic_images
+from rocket_core.calibration.media_text import MediaWithText
 from rocket_core.calibration.samples import CalibrationInputs
+from rocket_core.calibration.token_loss import placeholder_ids
 from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationConfig
 from rocket_core.errors import (
     CalibrationError,
@@ -26,11 +27,11 @@ from rocket_core.errors import (
     InvalidConfigError,
     UnsupportedArchitectureError,
 )
-from rocket_core.inspection.image_lines import first_image
+from rocket_core.inspection.media_lines import Medium, first_medium
 from rocket_core.models.architecture import Architecture
 from rocket_core.models.pretrained import (
     interpreting,
-    load_image_text_processor,
+    load_media_processor,
     load_processor,
     load_tokenizer,
     tokenize,
@@ -244,11 +245,11 @@ def open_source(folder: Path, architecture: Architecture, length: int, dataset: 
         folder: checkpoint folder.
         architecture: the model.
         length: tokens per window of text.
-        dataset: the data set, which may have images for a model that reads text.
+        dataset: the data set, which may name images or audio for a model that reads text.
 
     Raises:
         CheckpointFormatError: the folder has no tokenizer or processor that transformers can read.
-        CalibrationError: a required library is not installed, or the data has images for a model that reads text alone.
+        CalibrationError: a required library is not installed, or the data names images for a model that reads none.
         UnsupportedArchitectureError: inputs for this model cannot be generated.
     """
     config = architecture.model.config
@@ -258,17 +259,11 @@ def open_source(folder: Path, architecture: Architecture, length: int, dataset: 
         processor = load_processor(AutoImageProcessor, "image processor", folder, backend="pil")
         return Images(processor=processor, side=_longer_side(getattr(config, "image_size", None)))
     tokenizer = load_tokenizer(folder, config)
-    with_image = first_image(dataset)
-    if with_image is not None:
-        if architecture.tower is None:
-            raise CalibrationError(
-                f"{with_image.where} names an image, and {type(architecture.model).__name__} reads no images with "
-                "text; give lines without one"
-            )
-        pillow()
-        processor = load_image_text_processor(folder, config, tokenizer)
-        return ImagesWithText(
-            processor=processor,
+    medium = _medium_of(dataset, architecture)
+    if medium is not None:
+        return MediaWithText(
+            processor=load_media_processor(folder, config, tokenizer, medium),
+            medium=medium,
             length=length,
             placeholders=placeholder_ids(config),
             with_image=any(blocks.in_tower for blocks in architecture.lists),
@@ -286,6 +281,21 @@ def open_source(folder: Path, architecture: Architecture, length: int, dataset: 
         features = int(config.num_mel_bins), 2 * int(config.max_source_positions)
         return Audio(extractor=extractor, features=features, text=text, start=_start_token(architecture))
     return PairedText(text=text, start=_start_token(architecture)) if config.is_encoder_decoder else text
+
+
+def _medium_of(dataset: str, architecture: Architecture) -> Medium | None:
+    """Return what a data set names next to texts; None for text alone."""
+    line = first_medium(dataset)
+    if line is None:
+        return None
+    if line.medium == "image":
+        if architecture.tower is None:
+            raise CalibrationError(
+                f"{line.where} names an image, and {type(architecture.model).__name__} reads no images with text; give "
+                "lines without one"
+            )
+        pillow()
+    return line.medium
 
 
 def shift_right(labels: Int64[Tensor, "windows tokens"], start: int) -> Int64[Tensor, "windows decoder_tokens"]:

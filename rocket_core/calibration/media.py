@@ -90,7 +90,33 @@ def folder_audio(folder: Path, *, seed: int, rate: int) -> Iterator[Float32[np.n
     """
     files = media_files(folder, AUDIO_SUFFIXES)
     for index in np.random.default_rng(seed).permutation(len(files)):
-        yield _read_wave(files[index], rate)
+        yield read_recording(files[index], rate)
+
+
+def read_recording(file: Path, rate: int) -> Float32[np.ndarray, " samples"]:
+    """Return the amplitudes of a `.wav` file, in [-1, 1).
+
+    Args:
+        file: PCM, mono, 16 bits.
+        rate: the model's sampling rate, in Hz.
+
+    Raises:
+        CalibrationError: the file has another format or rate, or is damaged.
+    """
+    try:
+        with wave.open(str(file), "rb") as recording:
+            layout = recording.getnchannels(), recording.getsampwidth(), recording.getframerate()
+            data = recording.readframes(recording.getnframes())
+    except (wave.Error, EOFError, OSError) as error:
+        raise CalibrationError(f"{file} cannot be read as a .wav file ({error}); convert it to 16-bit PCM") from error
+    if layout != (1, _SAMPLE_BYTES, rate):
+        channels, width, frames = layout
+        raise CalibrationError(
+            f"{file} has {channels} channels of {8 * width} bits at {frames} Hz; the model hears one channel of 16 "
+            f"bits at {rate} Hz: convert it"
+        )
+    length = len(data) - len(data) % _SAMPLE_BYTES
+    return np.frombuffer(data[:length], dtype="<i2").astype(np.float32) / 2**15
 
 
 def synthetic_audio(length: int, *, seed: int, rate: int) -> Iterator[Float32[np.ndarray, " samples"]]:
@@ -142,20 +168,3 @@ def _hum(length: int, rate: int, generator: np.random.Generator) -> Float32[np.n
     tone = sum(np.sin(harmonic * phase + generator.uniform(0, 6)) / harmonic for harmonic in range(1, 16))
     sound = 0.2 * loudness * tone + generator.normal(scale=0.005, size=length)
     return np.asarray(sound.clip(-1, 1), dtype=np.float32)
-
-
-def _read_wave(file: Path, rate: int) -> Float32[np.ndarray, " samples"]:
-    try:
-        with wave.open(str(file), "rb") as recording:
-            layout = recording.getnchannels(), recording.getsampwidth(), recording.getframerate()
-            data = recording.readframes(recording.getnframes())
-    except (wave.Error, EOFError, OSError) as error:
-        raise CalibrationError(f"{file} cannot be read as a .wav file ({error}); convert it to 16-bit PCM") from error
-    if layout != (1, _SAMPLE_BYTES, rate):
-        channels, width, frames = layout
-        raise CalibrationError(
-            f"{file} has {channels} channels of {8 * width} bits at {frames} Hz; the model hears one channel of 16 "
-            f"bits at {rate} Hz: convert it"
-        )
-    length = len(data) - len(data) % _SAMPLE_BYTES
-    return np.frombuffer(data[:length], dtype="<i2").astype(np.float32) / 2**15

@@ -72,6 +72,15 @@ class CalibrationInputs:
         for start in range(0, len(self), size):
             yield {name: moved(tensor[start : start + size]) for name, tensor in self.tensors.items()}
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all samples."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def numbers(self, argument: str) -> int:
+        """Return how many numbers all samples have for an argument of the model; 0 if they lack it."""
+        return sum(tensor.numel() for name, tensor in self.tensors.items() if name.rpartition(_MARK)[2] == argument)
+
     def positions(self, of_each: int) -> int:
         """Return the positions of all samples.
 

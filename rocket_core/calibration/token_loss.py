@@ -7,13 +7,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rocket_core.models.block_calls import without_cache
 
 _NO_TARGET = -100
 # Token ids at the positions of the last list of blocks, by argument of the model.
 _READ_BY_THE_LAST = ("decoder_input_ids", "input_ids")
+_PLACEHOLDERS = ("image_token_id", "audio_token_id")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,12 +49,19 @@ def read_tokens(batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"] | 
 
 
 def next_tokens(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"]:
-    """Return the token that follows each token; the last of a window has no target, nor has one before an image."""
+    """Return the token that follows each token; the last of a window has no target, nor one before a placeholder."""
     tokens = read_tokens(batch)
     assert tokens is not None, "a model that predicts tokens reads some"
     targets = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], _NO_TARGET)], dim=1)
-    image = getattr(model.config, "image_token_id", None)
-    return targets if image is None else targets.masked_fill(targets == image, _NO_TARGET)
+    for placeholder in placeholder_ids(model.config):
+        targets = targets.masked_fill(targets == placeholder, _NO_TARGET)
+    return targets
+
+
+def placeholder_ids(config: PretrainedConfig) -> frozenset[int]:
+    """Return the ids of tokens that a model replaces by parts of an image or of audio."""
+    found = (getattr(config, name, None) for name in _PLACEHOLDERS)
+    return frozenset(int(token) for token in found if token is not None)
 
 
 def negative_log_likelihood(

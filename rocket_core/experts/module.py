@@ -124,6 +124,11 @@ class UnfusedExperts(nn.ModuleList):
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
         return flat if self.layout.routed else flat[flat.any(dim=-1)]
 
+    def routed_rows(self, hidden_states: Float[Tensor, "rows hidden"], *routing: Tensor) -> list[Int[Tensor, " n"]]:
+        """Return for each expert the rows of `entering` that it reads; arguments are those of a call."""
+        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        return [rows for rows, _, _ in self._routes(flat, *routing)]
+
     def _routes(
         self, flat: Tensor, indices: Tensor | None = None, weights: Tensor | None = None
     ) -> Iterator[tuple[Int[Tensor, " n"], Int[Tensor, " n"], Float[Tensor, " n"] | None]]:

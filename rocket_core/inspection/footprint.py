@@ -19,6 +19,7 @@ from rocket_core.inspection.layer_names import family_of, is_costly, name_matche
 from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
 from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
 from rocket_core.inspection.table_footprint import table_disk_bytes, table_memory_bytes
+from rocket_core.inspection.tower_footprint import TowerShape, tower_of_headers
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
 # Enough tokens in one batch to keep matrix products busy; more would only take memory.
@@ -38,10 +39,8 @@ _LOGITS_PER_PIECE, _LOGIT_COPIES = 16 * 2**20, 8
 _KEPT_FOR_GRADIENTS = 30
 # eigh holds its input, the vectors and two workspaces of the same size.
 _EIGH_COPIES = 4
-# Python, torch and allocator overhead in addition to the tensors that are counted.
-_HEADROOM = 256 * 2**20
-# One batch of an evaluation, in the model's dtype and upcast, and the float64 copies of a chunk.
-_LOGITS_IN_MEMORY = 768 * 2**20
+HEADROOM = 256 * 2**20
+"""Python, torch and allocator overhead in addition to the tensors that are counted."""
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # On a CPU that computes in float32 for all of them; see `system.devices.compute_dtype`.
 _COMPUTE_BYTES = {"F16": 4, "float16": 4, "BF16": 4, "bfloat16": 4}
@@ -66,12 +65,13 @@ class ModelShape:
 
     Attributes:
         layers: `(d_in, d_out)` of the selected layers, for each block that has any.
-        block_parameters: parameters of each block.
+        block_parameters: parameters of each block, without those of a tower: a decoder is loaded with its whole tower.
         parameters: parameters of the whole model.
         hidden_size: numbers per token between two blocks.
         itemsize: bytes of a number in the artifacts.
         compute_itemsize: bytes of a number in memory.
         stored_bytes: bytes of the checkpoint.
+        tower: the tower whose layers are selected; None for none.
     """
 
     layers: tuple[tuple[Shape, ...], ...]
@@ -81,6 +81,7 @@ class ModelShape:
     itemsize: int
     compute_itemsize: int
     stored_bytes: int
+    tower: TowerShape | None = None
 
     @property
     def shapes(self) -> list[Shape]:
@@ -107,12 +108,14 @@ class Workload:
         windows: calibration samples: windows of text or audio, or images.
         sequence_length: positions per sample, summed over all lists of blocks; for text, its tokens.
         input_bytes: bytes of one sample as the model reads it.
+        patches: patches of the images of one sample, where a tower is compressed.
     """
 
     config: CompressionConfig
     windows: int
     sequence_length: int
     input_bytes: int = 0
+    patches: int = 0
 
     @property
     def tokens(self) -> int:
@@ -152,9 +155,10 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     (twice, while they are read); one block's weights and Gram matrices with either the activations of one batch or the
     memory needed to solve the largest layer. Sequential compression holds the hidden states of two models and as many
     outputs of parts of their blocks, two copies of a block, and two Gram matrices at a time; refinement then several
-    more copies of a block, and what a backward pass of it reads. Where embedding and head may be quantized, everything
-    outside the blocks counts as theirs. Disk is the sum of the cached statistics (or of the hidden states that
-    sensitivities are measured on, which precede them, if larger), of the factors, and of the artifacts.
+    more copies of a block, and what a backward pass of it reads. A tower is walked first, with its own states. Where
+    embedding and head may be quantized, everything outside the blocks counts as theirs. Disk is the sum of the cached
+    statistics (or of the hidden states that sensitivities are measured on, which precede them, if larger), of the
+    factors, and of the artifacts.
 
     Args:
         model: the model's sizes; at least one selected layer.
@@ -180,13 +184,20 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         tuned += _LOGIT_COPIES * min(_LOGITS_PER_PIECE, batch * (prelude // model.hidden_size))
         outside = prelude * model.compute_itemsize
         working = max(working, 3 * block + tuned * _FLOAT32 + outside + 7 * hidden)
+    read = prelude
+    if model.tower is not None:
+        # Its blocks are read one after the other.
+        read += model.tower.block_parameters - model.tower.parameters
+        held = model.tower.held_numbers(patches=work.patches, samples=work.windows) * model.compute_itemsize
+        activations = work.patches * model.tower.widest * (3 * model.compute_itemsize + 2 * work.itemsize)
+        working = max(working, (3 if work.config.sequential else 1) * held + grams + max(solver, activations))
     inputs = work.windows * work.input_bytes
-    memory = max(2 * prelude * model.compute_itemsize + 2 * hidden, working) + inputs + _HEADROOM
+    memory = max((prelude + read) * model.compute_itemsize + 2 * hidden, working) + inputs + HEADROOM
     disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, _least_ratio(work.config.target))
     if work.config.profiles_tables:
         sizes = {"compute_itemsize": model.compute_itemsize, "itemsize": work.itemsize}
         tables = table_memory_bytes(prelude, model.hidden_size, **sizes)
-        memory = max(memory, tables + hidden + inputs + _HEADROOM)
+        memory = max(memory, tables + hidden + inputs + HEADROOM)
         disk += table_disk_bytes(prelude, model.hidden_size)
     return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + len(work.config.export) * model.stored_bytes)
 
@@ -203,21 +214,6 @@ def sensitivity_disk_bytes(model: ModelShape, *, windows: int, sequence_length: 
     """
     boundaries = len(model.block_parameters) + 2
     return boundaries * windows * sequence_length * model.hidden_size * model.compute_itemsize
-
-
-def evaluation_footprint(model: ModelShape, *, tokens: int, vocabulary: int) -> ResourceEstimate:
-    """Estimate the memory and disk for comparing the dense and the compressed model, one after the other.
-
-    Memory is that of one whole model, half as much again for the factors of a compressed one (which are unpacked while
-    it runs), and the logits being computed. Disk is that of the dense model's logits.
-
-    Args:
-        model: the model's sizes.
-        tokens: number of tokens predicted.
-        vocabulary: logits per token.
-    """
-    memory = model.parameters * model.compute_itemsize * 3 // 2 + _LOGITS_IN_MEMORY + _HEADROOM
-    return ResourceEstimate(memory_bytes=memory, disk_bytes=tokens * vocabulary * model.compute_itemsize)
 
 
 def factored_export_bytes(model: ModelShape, ratio: float) -> int:
@@ -290,6 +286,7 @@ def describe_model(
         layers=tuple(tuple(shapes) for shapes in layers.values()),
         block_parameters=tuple(count for block, count in weights.block_parameters.items() if list_of(block) in lists),
         parameters=weights.parameters,
+        tower=tower_of_headers(layers, weights, selected - lists),
         hidden_size=hidden_size or max(min(shape) for block in layers.values() for shape in block),
         itemsize=item_bytes(weights, dtype, "the model"),
         compute_itemsize=_COMPUTE_BYTES.get(dtype, _ITEM_BYTES[dtype]),

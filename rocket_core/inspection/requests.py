@@ -7,7 +7,7 @@ from rocket_core.errors import ModelNotFoundError
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.feasibility import check_feasible
 from rocket_core.inspection.hub import check_repository_id
-from rocket_core.inspection.image_lines import check_images
+from rocket_core.inspection.media_lines import check_media
 from rocket_core.inspection.model_advice import advice_on_folder
 from rocket_core.inspection.model_files import CONFIG_NAME, read_start, vet_folder
 from rocket_core.inspection.preconditions import (
@@ -47,5 +47,5 @@ def check_request(model: str, config: CompressionConfig) -> None:
     files = local_weight_files(folder, name)
     weights = sum_summaries((summarize(read_header(file, f"{name}/{file.name}")) for file in files), name)
     check_feasible(settings, weights, config, name)
-    check_images(settings, config, name)
+    check_media(settings, config, name)
     check_tokenizer([file.name for file in folder.iterdir()], input_kind(settings), name)

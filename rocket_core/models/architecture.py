@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -46,6 +45,7 @@ from rocket_core.models.classes import (
     generating_class,
     is_causal,
     reads_images_and_text,
+    without_weights,
 )
 from rocket_core.models.pretrained import interpreting, load_config
 from rocket_core.models.token_tables import TokenTable, find_tables
@@ -195,7 +195,7 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype, *, vision: 
     """
     with (
         interpreting(_file_of(config), UnsupportedArchitectureError),
-        init_empty_weights(include_buffers=False),
+        without_weights(),
     ):
         model = build_model(config, dtype)
         unfuse(model)

@@ -5,10 +5,10 @@ Everything outside the blocks is the model's own code, run with stand-ins in pla
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
@@ -111,7 +111,11 @@ class StandIn(nn.Module):
         if args:
             hidden, args = args[0], args[1:]
         else:
-            hidden = kwargs.pop("hidden_states")
+            # Under whatever name: that of the first parameter.
+            name = (
+                "hidden_states" if "hidden_states" in kwargs else next(iter(signature(self.block.forward).parameters))
+            )
+            hidden = kwargs.pop(name)
         passed: _PassThrough = self.receive(hidden, BlockCall(args=args, kwargs=kwargs)).as_subclass(_PassThrough)
         passed.beside = self.beside
         return passed
@@ -365,7 +369,7 @@ def handing_on(
 
 def without_cache(model: nn.Module) -> dict[str, bool]:
     """Return arguments that disable a model's cache; models without one pass unknown arguments to their blocks."""
-    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    return {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
 
 
 def _plain(value: Any) -> Any:

@@ -1,9 +1,14 @@
 """The transformers class that a configuration describes."""
 
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import transformers
+from accelerate import init_empty_weights
+from torch.overrides import TorchFunctionMode
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -18,6 +23,10 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+
+_CREATING = frozenset({torch.empty, torch.full, torch.ones, torch.rand, torch.randn, torch.zeros})
+# More numbers than any buffer has.
+_LARGE = 2**26
 
 
 def named_classes(config: PretrainedConfig) -> list[str]:
@@ -69,6 +78,39 @@ def generating_class(config: PretrainedConfig) -> Any:
     if not reads_audio_and_text(config):
         return AutoModelForCausalLM
     return AutoModelForMultimodalLM if type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING else AutoModelForSpeechSeq2Seq
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Build models with parameters on the meta device, and real buffers, while the context is active."""
+    with init_empty_weights(include_buffers=False), _LargeTensorsOnMeta():
+        yield
+
+
+class _LargeTensorsOnMeta(TorchFunctionMode):
+    """Creates large tensors on the meta device: a parameter is a real tensor until its module has it.
+
+    Some models fill them, such as Llama 4 the weights of its experts with zeros: gigabytes in every block.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func in _CREATING and _numbers(options.get("size", args)) > _LARGE:
+            options["device"] = "meta"
+        return func(*args, **options)
+
+
+def _numbers(sizes: Any) -> int:
+    """Return the numbers in a tensor of the given sizes, which may be separate arguments or one."""
+    if isinstance(sizes, tuple | list) and sizes and isinstance(sizes[0], tuple | list):
+        sizes = sizes[0]
+    return math.prod(size for size in sizes if isinstance(size, int)) if isinstance(sizes, tuple | list) else 0
 
 
 def build_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

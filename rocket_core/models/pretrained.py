@@ -6,17 +6,18 @@ interpret the rest become errors of this library that name the file.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
 from transformers import (
     CONFIG_MAPPING,
     PROCESSOR_MAPPING,
+    AutoFeatureExtractor,
     AutoImageProcessor,
     AutoTokenizer,
     FeatureExtractionMixin,
@@ -192,47 +193,60 @@ def load_processor(reader: Any, what: str, folder: Path, **options: Any) -> Any:
         return reader.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
 
 
-def load_image_text_processor(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Read the processor of a model that reads text and images. It cannot read videos.
+def load_media_processor(
+    folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, medium: Literal["image", "audio"]
+) -> Any:
+    """Read the processor of a model that reads text with images or audio. It cannot read videos.
 
     Args:
         folder: checkpoint folder.
         config: its configuration, from `load_config`.
         tokenizer: its tokenizer, from `load_tokenizer`.
+        medium: what it has to read.
 
     Raises:
         CheckpointFormatError: the folder has no processor that transformers can read.
         CalibrationError: it needs a library that is not installed.
     """
+    what = {"image": "images", "audio": "audio"}[medium]
     if not any((folder / file).is_file() for file in _PROCESSOR_CONFIGS):
         raise CheckpointFormatError(
-            f"{folder} has neither {' nor '.join(_PROCESSOR_CONFIGS)}, which reading images needs; copy them from the "
+            f"{folder} has neither {' nor '.join(_PROCESSOR_CONFIGS)}, which reading {what} needs; copy them from the "
             "original model, or calibrate on text alone"
         )
-    kind: Any = PROCESSOR_MAPPING.get(type(config), None)
+    settings = _read_json(folder, "processor_config.json")
+    kind: Any = PROCESSOR_MAPPING.get(type(config), None) or _named_processor(settings)
     if kind is None:
         raise CheckpointFormatError(
             f"the installed transformers has no processor for {config.model_type} models; calibrate on text alone"
         )
-    # Results must not depend on which libraries are installed.
-    parts = {
-        "image_processor": load_processor(AutoImageProcessor, "image processor", folder, backend="pil"),
-        "tokenizer": tokenizer,
-        "video_processor": None,
+    readers: dict[str, Callable[[], Any]] = {
+        # Results must not depend on which libraries are installed.
+        "image_processor": lambda: load_processor(AutoImageProcessor, "image processor", folder, backend="pil"),
+        "feature_extractor": lambda: load_processor(AutoFeatureExtractor, "feature extractor", folder),
+        "tokenizer": lambda: tokenizer,
+        "video_processor": lambda: None,
     }
     with interpreting(f"the processor of {folder}"):
         names = kind.get_attributes()
-        unknown = [name for name in names if name not in parts]
+        unknown = [name for name in names if name not in readers]
         if unknown:
             raise CheckpointFormatError(
                 f"the processor of {config.model_type} models has a {unknown[0]}, which is not supported; calibrate on "
                 "text alone"
             )
-        settings = _read_json(folder, "processor_config.json") | {"chat_template": tokenizer.chat_template}
+        settings["chat_template"] = tokenizer.chat_template
         try:
-            return _without_videos(kind).from_args_and_dict([parts[name] for name in names], settings)
+            return _without_videos(kind).from_args_and_dict([readers[name]() for name in names], settings)
         except ImportError as error:
-            raise CalibrationError(f"reading images for {config.model_type} models: {error}") from error
+            raise CalibrationError(f"reading {what} for {config.model_type} models: {error}") from error
+
+
+def _named_processor(settings: Mapping[str, Any]) -> type[ProcessorMixin] | None:
+    """Return the processor that a configuration names; a part of a model has none by its own type."""
+    name = settings.get("processor_class")
+    found = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+    return found if isinstance(found, type) and issubclass(found, ProcessorMixin) else None
 
 
 def _without_videos(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from rocket_core import __version__
-from rocket_core.calibration.image_text import ImagesWithText
 from rocket_core.calibration.inputs import open_source
+from rocket_core.calibration.media_text import MediaWithText
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
@@ -25,8 +25,8 @@ from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import sample_positions
-from rocket_core.inspection.image_lines import check_images, image_lines
 from rocket_core.inspection.layer_names import last_part
+from rocket_core.inspection.media_lines import check_media, media_lines
 from rocket_core.inspection.model_advice import advice_on_folder
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, read_start
@@ -84,9 +84,10 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     local_path_of(config.calibration.dataset)
     check_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
     length, positions = _lengths(architecture, config.calibration.sequence_length)
-    check_images(model_config.to_dict(), config, source.name)
+    check_media(model_config.to_dict(), config, source.name)
     inputs = open_source(source.folder, architecture, length, config.calibration.dataset)
-    towers = (architecture.audio_tower, None if isinstance(inputs, ImagesWithText) else architecture.tower)
+    medium = inputs.medium if isinstance(inputs, MediaWithText) else None
+    towers = {"audio": architecture.audio_tower, "image": architecture.tower}
     run = Run(
         config=config,
         source=source,
@@ -102,7 +103,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         skipped=skipped | other_tables | _unknown_parameters(architecture),
         tables=tables,
         gguf=plan_gguf(named, source.folder) if "gguf" in config.export else None,
-        idle=tuple(tower for tower in towers if tower is not None),
+        idle=tuple(tower for reads, tower in towers.items() if tower is not None and reads != medium),
     )
     check_experts(run)
     check_target(run)
@@ -120,8 +121,8 @@ def run_identity(run: Run) -> RunIdentity:
     settings["device"] = run.device.type
     settings["compute_dtype"] = str(run.compute_dtype).removeprefix("torch.")
     settings["calibration"]["sequence_length"] = run.sequence_length
-    reads_images = isinstance(run.inputs, ImagesWithText)
-    settings["calibration"]["dataset"] = dataset_identity(run.config.calibration.dataset, reads_images=reads_images)
+    reads_media = isinstance(run.inputs, MediaWithText)
+    settings["calibration"]["dataset"] = dataset_identity(run.config.calibration.dataset, reads_media=reads_media)
     return RunIdentity(
         rocket_version=__version__,
         model=run.source.name,
@@ -130,19 +131,19 @@ def run_identity(run: Run) -> RunIdentity:
     )
 
 
-def dataset_identity(dataset: str, *, reads_images: bool = False) -> str:
+def dataset_identity(dataset: str, *, reads_media: bool = False) -> str:
     """Return the name of a data set, or for a local one the hash of its content.
 
     Args:
         dataset: a name, or a file or folder.
-        reads_images: whether the images that a file names count as well.
+        reads_media: whether the images or recordings that a file names count as well.
     """
     path = local_path_of(dataset)
     if path is None:
         return dataset
-    if not reads_images:
+    if not reads_media:
         return f"sha256:{_content_hash(path)}"
-    files = [path, *(line.image for line in image_lines(path) if line.image is not None)]
+    files = [path, *(line.file for line in media_lines(path) if line.file is not None)]
     return f"sha256:{hashlib.sha256(''.join(f'{_content_hash(file)};' for file in files).encode()).hexdigest()}"
 
 
@@ -253,12 +254,13 @@ def _unknown_parameters(architecture: Architecture) -> dict[str, str]:
 def _check_sequential(
     architecture: Architecture, layers: Sequence[Sequence[str]], config: CompressionConfig, model: str
 ) -> None:
-    modules = unfused_modules(architecture.model)
+    modules = {
+        name: experts for name, experts in unfused_modules(architecture.model).items() if not experts.layout.routed
+    }
     if config.sequential and modules and any(is_expert_name(name, modules) for block in layers for name in block):
         raise InvalidConfigError(
-            f"{model} is a mixture of experts, and sequential compression (presets best and max) does not know "
-            "which tokens an expert gets after earlier layers are compressed; take preset fast, set sequential to "
-            "false, or ignore '*.experts.*'"
+            f"{model} does not tell its experts which tokens they get, which sequential compression (presets best and "
+            "max) needs; take preset fast, set sequential to false, or ignore '*.experts.*'"
         )
 
 

@@ -65,7 +65,7 @@ def prepare(
     calibration = profile_cache.inputs(work) or calibration_inputs(run, work, token=token)
     healing = plan_layer_healing(run, work, token=token)
     plan = plan_evaluation(run, token=token)
-    needed = profile_cache.check_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
+    needed = profile_cache.check_resources(run, calibration, output, held=work.stored_bytes).memory_bytes
     if healing is not None:
         needed = max(needed, check_healing(healing, run.source.name, run.device, output))
     warning = coverage_of_run(run).warning

@@ -29,11 +29,11 @@ class RunProfileCache:
         """Return the calibration inputs of the cached profile, for a run that has not drawn any yet."""
         return None if self.profiles is None or work.is_claimed else self.profiles.inputs(self.identity)
 
-    def check_resources(self, run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
+    def check_resources(self, run: Run, inputs: CalibrationInputs, output: Path, *, held: int) -> ResourceEstimate:
         """Call the function of that name; remove cached profiles if the disk is too small for both."""
         while True:
             try:
-                return check_resources(run, windows, output, held=held)
+                return check_resources(run, inputs, output, held=held)
             except InsufficientDiskError:
                 if self.profiles is None or not self.profiles.evict_oldest():
                     raise

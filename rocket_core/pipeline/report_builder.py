@@ -7,9 +7,10 @@ from rocket_core import budget
 from rocket_core.allocation import Allocation, layer_frontiers
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.calibrated_text import CalibratedText
+from rocket_core.calibration.media_text import MediaWithText
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile
-from rocket_core.config import HUB_TASKS, CompressionConfig
+from rocket_core.config import HUB_TASKS, CalibrationKind, CompressionConfig
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.format_groups import format_groups
@@ -36,7 +37,7 @@ def calibration_report(run: Run, inputs: CalibrationInputs, work: WorkFolder) ->
     """Return the report on the run's calibration data."""
     calibration = without_paths(run.config).calibration
     return CalibrationReport(
-        kind="text and images" if inputs.is_separate else run.architecture.kind,
+        kind=_kind(run),
         dataset=calibration.dataset,
         samples=len(inputs),
         sequence_length=run.sequence_length,
@@ -45,6 +46,12 @@ def calibration_report(run: Run, inputs: CalibrationInputs, work: WorkFolder) ->
         token_sha256=inputs.sha256(),
         text=_text(run, work),
     )
+
+
+def _kind(run: Run) -> CalibrationKind:
+    if not isinstance(run.inputs, MediaWithText):
+        return run.architecture.kind
+    return "text and images" if run.inputs.medium == "image" else "text and audio"
 
 
 def _text(run: Run, work: WorkFolder) -> CalibratedText | None:

@@ -1,22 +1,25 @@
 """Resources that a run needs, and checks that this machine has them."""
 
+import math
 from pathlib import Path
 
 import torch
 
+from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError, InvalidConfigError
 from rocket_core.evaluation.models import predicts_tokens
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
+from rocket_core.inspection.evaluation_footprint import evaluation_footprint
 from rocket_core.inspection.feasibility import reach_of_layers
 from rocket_core.inspection.footprint import (
     ModelShape,
     ResourceEstimate,
     Workload,
     estimate_footprint,
-    evaluation_footprint,
     input_bytes,
 )
 from rocket_core.inspection.healing_footprint import healing_footprint
+from rocket_core.inspection.tower_footprint import TowerShape, patch_numbers, tower_workload
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
@@ -26,30 +29,38 @@ from rocket_core.system.machine import free_disk, gibibytes
 from rocket_core.target import ByFormat
 
 
-def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
+def estimate_resources(run: Run, windows: int, inputs: CalibrationInputs | None = None) -> ResourceEstimate:
     """Estimate memory and disk from the model's shapes; see `rocket_core.inspection.footprint`.
 
     Args:
         run: the run.
         windows: calibration samples.
+        inputs: the samples, where each has its own shape; None for what is usual.
     """
-    work = Workload(
-        config=run.config,
-        windows=windows,
-        sequence_length=run.positions,
-        input_bytes=input_bytes(run.architecture.model.config.to_dict(), run.architecture.kind),
-    )
+    config = run.architecture.model.config.to_dict()
+    sizes = {"input_bytes": input_bytes(config, run.architecture.kind)}
+    if inputs is not None and inputs.is_separate:
+        patches = math.ceil(inputs.numbers("pixel_values") / patch_numbers(config) / windows)
+        sizes = {"input_bytes": math.ceil(inputs.stored_bytes / windows), "patches": patches}
+    elif run.config.includes_vision:
+        sizes = tower_workload(config, run.sequence_length)
+    work = Workload(config=run.config, windows=windows, sequence_length=run.positions, **sizes)
     return estimate_footprint(_model_shape(run), work)
 
 
 def _model_shape(run: Run) -> ModelShape:
     model = run.architecture.model
     shapes = [tuple(run.architecture.shape(name) for name in block) for block in run.layers]
+    parameters = [
+        sum(parameter.numel() for parameter in model.get_submodule(run.architecture.block_name(index)).parameters())
+        for index in range(len(run.layers))
+    ]
+    in_tower = [index for index in range(len(run.layers)) if run.architecture.list_of(index).in_tower]
     return ModelShape(
         layers=tuple(shapes),
-        block_parameters=tuple(
-            sum(parameter.numel() for parameter in model.get_submodule(run.architecture.block_name(index)).parameters())
-            for index in range(len(run.layers))
+        block_parameters=tuple(count for index, count in enumerate(parameters) if index not in in_tower),
+        tower=TowerShape.of(
+            (shape for index in in_tower for shape in shapes[index]), (parameters[index] for index in in_tower)
         ),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         hidden_size=int(model.config.get_text_config().hidden_size),
@@ -59,12 +70,12 @@ def _model_shape(run: Run) -> ModelShape:
     )
 
 
-def check_resources(run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
+def check_resources(run: Run, inputs: CalibrationInputs, output: Path, *, held: int) -> ResourceEstimate:
     """Raise an error if this machine has too few resources to finish a run.
 
     Args:
         run: the run.
-        windows: calibration samples.
+        inputs: calibration samples.
         output: the output folder; need not exist yet.
         held: bytes that a resumed run's work folder takes already.
 
@@ -72,7 +83,7 @@ def check_resources(run: Run, windows: int, output: Path, *, held: int) -> Resou
         InsufficientMemoryError: the device has too little free memory.
         InsufficientDiskError: the disk has too little free space.
     """
-    estimate = estimate_resources(run, windows)
+    estimate = estimate_resources(run, len(inputs), inputs)
     memory = free_memory(run.device)
     if estimate.memory_bytes > memory:
         raise InsufficientMemoryError(

@@ -169,8 +169,8 @@ def _samples(calibration: CalibrationReport) -> str:
     count, length, dataset = calibration.samples, calibration.sequence_length, calibration.dataset
     if calibration.kind == "images":
         return f"{count} images of `{dataset}`"
-    if calibration.kind == "text and images":
-        return f"{count} texts with images of `{dataset}`"
+    if calibration.kind in ("text and images", "text and audio"):
+        return f"{count} texts with {calibration.kind.rpartition(' ')[2]} of `{dataset}`"
     if calibration.kind == "audio":
         return f"{count} windows of audio of `{dataset}`, with {length} tokens of built-in text each for the decoder"
     return f"{count} windows of {length} tokens of `{dataset}`"

@@ -20,6 +20,7 @@ _READERS: dict[CalibrationKind, tuple[str, str]] = {
     "images": ("processor", "AutoImageProcessor"),
     "audio": ("processor", "AutoProcessor"),
     "text and images": ("processor", "AutoProcessor"),
+    "text and audio": ("processor", "AutoProcessor"),
 }
 # Package that `transformers` needs to read an export.
 _PACKAGES: dict[ExportKind, str] = {

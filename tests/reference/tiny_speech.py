@@ -1,9 +1,12 @@
 """One tiny model of each tested family that reads text and audio, made on demand; as in `tiny_vision`."""
 
+import json
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import (
     GraniteSpeechConfig,
     GraniteSpeechForConditionalGeneration,
@@ -11,6 +14,7 @@ from transformers import (
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
     Qwen3ASRConfig,
+    Qwen3ASRFeatureExtractor,
     Qwen3ASRForConditionalGeneration,
     Qwen3OmniMoeThinkerConfig,
     Qwen3OmniMoeThinkerForConditionalGeneration,
@@ -20,13 +24,15 @@ from transformers import (
     VibeVoiceForConditionalGeneration,
     VoxtralConfig,
     VoxtralForConditionalGeneration,
+    WhisperFeatureExtractor,
 )
 
 from tests.reference.tiny_mixtures import CHOSEN, EXPERT_SIZE, EXPERTS
 from tests.reference.tiny_models import HIDDEN_SIZE, byte_tokenizer
-from tests.reference.tiny_vision import _DEEP_TOWER, _INTERLEAVED, _TEXT, _build
+from tests.reference.tiny_vision import _DEEP_TOWER, _INTERLEAVED, _QWEN_PIXELS, _TEXT, _build
 
 AUDIO_TOKEN = 264
+RATE = 16000
 _WHISPER: dict[str, Any] = {
     "d_model": 16,
     "encoder_layers": 2,
@@ -44,8 +50,9 @@ _VOXTRAL: dict[str, Any] = {
     "max_source_positions": 32,
 }
 _OMNI: dict[str, Any] = _WHISPER | {
-    "n_window": 8,
-    "n_window_infer": 16,
+    # Processors count with this one.
+    "n_window": 50,
+    "n_window_infer": 100,
     "output_dim": HIDDEN_SIZE,
     "downsample_hidden_size": 8,
     "conv_chunksize": 8,
@@ -173,3 +180,60 @@ def save_tiny_speech(family: str, folder: Path) -> Path:
     SPEECH[family]().save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+# From token 259 on, by the attributes that processors read.
+_TOKENS = {
+    "unused_token": "<unused>",
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_bos_token": "<|vision_start|>",
+    "audio_bos_token": "<|audio_start|>",
+    "audio_token": "<|AUDIO|>",
+    "audio_eos_token": "<|audio_end|>",
+    "vision_eos_token": "<|vision_end|>",
+}
+_TEMPLATE = (
+    "{% for message in messages %}{% for part in message['content'] %}"
+    "{{ '<|AUDIO|>' if part['type'] == 'audio' else part['text'] }}{% endfor %}{% endfor %}"
+)
+# Settings of the processor; by family, of its feature extractor.
+_PROCESSOR = {"qwen3_omni_moe_thinker": {"processor_class": "Qwen3OmniMoeProcessor"}}
+_EXTRACTORS: dict[str, dict[str, Any]] = {
+    # As many frames as the encoder reads.
+    "qwen2_audio": {"chunk_length": 1, "hop_length": 250},
+    "qwen3_omni_moe_thinker": {"chunk_length": 30},
+    "qwen3_asr": {"chunk_length": 30},
+}
+
+
+def save_tiny_speech_processor(family: str, folder: Path) -> Path:
+    """Add the processor of text and audio to a checkpoint: that of Qwen2-Audio with a short template for chats."""
+    extractor = Qwen3ASRFeatureExtractor if family == "qwen3_asr" else WhisperFeatureExtractor
+    extractor(feature_size=16, sampling_rate=RATE, **_EXTRACTORS[family]).save_pretrained(folder)
+    file = folder / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    if family == "qwen3_omni_moe_thinker":
+        settings |= _QWEN_PIXELS
+    file.write_text(json.dumps(settings))
+    (folder / "processor_config.json").write_text(json.dumps(_PROCESSOR.get(family, {})))
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = _TEMPLATE if family == "qwen2_audio" else None
+    tokenizer.add_tokens(list(_TOKENS.values()), special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | _TOKENS))
+    return folder
+
+
+def write_recording(file: Path, *, seconds: float = 0.5, rate: int = RATE, seed: int = 0) -> Path:
+    """Write a `.wav` file: a tone and noise, PCM, one channel of 16 bits."""
+    length = int(seconds * rate)
+    noise = np.random.default_rng(seed).normal(size=length)
+    sound = 0.5 * np.sin(np.arange(length) * (0.05 + 0.02 * seed)) + 0.05 * noise
+    with wave.open(str(file), "wb") as recording:
+        recording.setnchannels(1)
+        recording.setsampwidth(2)
+        recording.setframerate(rate)
+        recording.writeframes((sound.clip(-1, 1) * 32767).astype("<i2").tobytes())
+    return file

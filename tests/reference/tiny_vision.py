@@ -141,10 +141,12 @@ def build_qwen3_vl_moe() -> PreTrainedModel:
     return _build(Qwen3VLMoeForConditionalGeneration, config)
 
 
-def build_llava() -> PreTrainedModel:
-    """Llama with a tower of CLIP, whose last block is not used."""
+def build_llava(**tower: int) -> PreTrainedModel:
+    """Llama with a tower of CLIP, whose last block is not used; sizes of the tower may be given."""
     config = LlavaConfig(
-        text_config=LlamaConfig(**_TEXT), vision_config=CLIPVisionConfig(**_TOWER), image_token_index=IMAGE_TOKEN
+        text_config=LlamaConfig(**_TEXT),
+        vision_config=CLIPVisionConfig(**(_TOWER | tower)),
+        image_token_index=IMAGE_TOKEN,
     )
     return _build(LlavaForConditionalGeneration, config)
 
@@ -238,6 +240,12 @@ _QWEN_PIXELS: dict[str, Any] = _PIXELS | {
     "merge_size": 2,
     "size": {"shortest_edge": IMAGE_SIZE**2, "longest_edge": IMAGE_SIZE**2},
 }
+_CLIP_PIXELS: dict[str, Any] = _PIXELS | {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": IMAGE_SIZE},
+    "do_center_crop": True,
+    "crop_size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
+}
 _SPLIT_PIXELS: dict[str, Any] = _PIXELS | {
     "do_image_splitting": False,
     "size": {"longest_edge": IMAGE_SIZE},
@@ -252,13 +260,7 @@ _PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "qwen3_vl": (_QWEN_PIXELS, {}, _QWEN_NAMES),
     "qwen3_vl_moe": (_QWEN_PIXELS, {}, _QWEN_NAMES),
     "llava": (
-        _PIXELS
-        | {
-            "image_processor_type": "CLIPImageProcessor",
-            "size": {"shortest_edge": IMAGE_SIZE},
-            "do_center_crop": True,
-            "crop_size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
-        },
+        _CLIP_PIXELS,
         {"patch_size": PATCH_SIZE, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
         ["<unused>", "<image>"],
     ),
@@ -277,11 +279,16 @@ _PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"image_seq_length": 4},
         ["<unused>", "<image_soft_token>", "<video>", "<start_of_image>", "<end_of_image>"],
     ),
+    "llama4": (
+        _CLIP_PIXELS,
+        {"patch_size": PATCH_SIZE},
+        ["<unused>", "<|patch|>", "<|image|>", "<|image_start|>", "<|image_end|>"],
+    ),
 }
 
 
 def save_tiny_processor(family: str, folder: Path) -> Path:
-    """Add the processor of images and text to a checkpoint; Llama 4's needs a library that is not always there."""
+    """Add the processor of images and text to a checkpoint; see `stand_in_for_libraries`."""
     pixels, processor, names = _PROCESSORS[family]
     (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
     (folder / "processor_config.json").write_text(json.dumps(processor))
@@ -293,3 +300,20 @@ def save_tiny_processor(family: str, folder: Path) -> Path:
         named = {"image_token": names[1], "boi_token": names[3], "eoi_token": names[4]}
         file.write_text(json.dumps(json.loads(file.read_text()) | named))
     return folder
+
+
+def stand_in_for_libraries() -> None:
+    """Let processors work without libraries that are not installed everywhere.
+
+    SmolVLM's wants one that spells out numbers, of videos only. Llama 4's image processor needs torchvision: that of
+    CLIP takes its place, which makes one tile of an image.
+    """
+    from transformers.models.llama4.processing_llama4 import Llama4Processor
+    from transformers.models.smolvlm import processing_smolvlm
+
+    processing_smolvlm.num2words = processing_smolvlm.num2words or str
+    tiled = Llama4Processor.replace_image_token
+    one_tile = {"aspect_ratios": [[1, 1]]}
+    Llama4Processor.replace_image_token = lambda self, image_inputs, image_idx, **_: tiled(
+        self, one_tile | dict(image_inputs), image_idx
+    )

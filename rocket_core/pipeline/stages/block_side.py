@@ -52,6 +52,23 @@ class BlockSide:
         with self._finished.passing(batch, self.states.hidden[batch]):
             self.states.step(self.block, self._index, batch)
 
+    def arguments(self, module: str, batch: int) -> tuple[Tensor, ...]:
+        """Return the arguments of a module of the block, when a batch that passes through the block has reached it."""
+        found: list[tuple[Tensor, ...]] = []
+
+        def note(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            self._finished.reached()
+            found.append(args)
+            raise _InputReachedError
+
+        handle = self.block.get_submodule(module).register_forward_pre_hook(note)
+        try:
+            with self._finished.passing(batch, self.states.hidden[batch]), suppress(_InputReachedError):
+                self.states.run(self.block, self._index, batch)
+        finally:
+            handle.remove()
+        return found[0]
+
     def inputs(
         self, name: str, batch: int, *, stop_at_first: bool, for_good: bool = False
     ) -> list[Float[Tensor, "rows d_in"]]:

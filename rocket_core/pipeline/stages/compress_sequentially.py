@@ -9,7 +9,7 @@ them.
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -35,6 +35,7 @@ from rocket_core.pipeline.stages.compress import (
     save,
     with_rounded_values,
 )
+from rocket_core.pipeline.stages.expert_sums import CrossSums, ExpertLayer, ExpertSums, expert_layers
 from rocket_core.pipeline.stages.refine import REFINED_BATCHES, REFINED_TOKENS_ON_CPU, CompressedBlock, Refinement
 from rocket_core.pipeline.stages.stored_weight import install_weight
 from rocket_core.pipeline.stages.units import CompressionUnit
@@ -45,27 +46,6 @@ from rocket_core.system.process_memory import return_freed_memory
 _REFINEMENT_COST = 2.0
 
 _Streams = tuple[Activations, Activations]
-
-
-@dataclass(kw_only=True, slots=True)
-class _CrossSums:
-    """Running sums over the inputs X of a dense layer and X' of the same layer after compressed ones, in float64.
-
-    Attributes:
-        tokens: number of rows.
-        gram: X'ᵀX'.
-        cross: X'ᵀX.
-    """
-
-    tokens: int = 0
-    gram: Tensor = field(default_factory=lambda: torch.zeros(()))
-    cross: Tensor = field(default_factory=lambda: torch.zeros(()))
-
-    def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
-        """Add the rows of a batch."""
-        self.tokens += rows.shape[0]
-        self.gram = self.gram + (rows.mT @ rows).double()
-        self.cross = self.cross + (rows.mT @ dense_rows).double()
 
 
 class SequentialCompression:
@@ -219,12 +199,18 @@ class SequentialCompression:
             return False
         record = self._work.block(index)
         assert record is not None, index
-        groups = [(group[0], found) for group in record.groups if (found := self._units_in(group))]
+        experts = expert_layers(self._run.layers[index], dense.block, f"{self._run.architecture.block_name(index)}.")
+        groups = _in_order([(group, experts.get(group[0])) for group in record.groups if self._units_in(group)])
+        of_experts = self._expert_sums([layer for _, layer in groups if layer is not None], dense, compressed)
         passed = False
-        for position, (group, found) in enumerate(groups):
+        for position, (group, layer) in enumerate(groups):
+            found = self._units_in(group)
             if not all(is_finished(self._work, unit) for unit in found):
-                passed = onwards and position == len(groups) - 1
-                sums = self._sums(group, dense, compressed, for_good=passed)
+                if layer is None:
+                    passed = onwards and position == len(groups) - 1
+                    sums = self._sums(group[0], dense, compressed, for_good=passed)
+                else:
+                    sums = of_experts.of(layer)
                 for unit in found:
                     self._compress_unit(unit, dense.layers, sums)
             else:
@@ -235,9 +221,19 @@ class SequentialCompression:
                     install_weight(self._run, self._work, unit, name, compressed.layers[name])
         return passed
 
-    def _sums(self, name: str, dense: BlockSide, compressed: BlockSide, *, for_good: bool) -> _CrossSums:
+    def _expert_sums(self, layers: Sequence[ExpertLayer], dense: BlockSide, compressed: BlockSide) -> ExpertSums:
+        return ExpertSums(
+            layers,
+            dense,
+            compressed,
+            dtype=self._run.precision,
+            everywhere=self._run.config.calibrate_all_experts,
+            on_batch=self._monitor.pulse,
+        )
+
+    def _sums(self, name: str, dense: BlockSide, compressed: BlockSide, *, for_good: bool) -> CrossSums:
         """Return the sums over a layer's inputs in both streams; `for_good` takes the dense one to the next block."""
-        sums = _CrossSums()
+        sums = CrossSums()
         called_once = False
         for batch in range(dense.batches):
             self._monitor.pulse()
@@ -248,7 +244,7 @@ class SequentialCompression:
                 sums.add(*(part.to(self._run.precision) for part in both))
         return sums
 
-    def _compress_unit(self, unit: CompressionUnit, dense: Mapping[str, nn.Module], sums: _CrossSums) -> None:
+    def _compress_unit(self, unit: CompressionUnit, dense: Mapping[str, nn.Module], sums: CrossSums) -> None:
         if is_finished(self._work, unit):
             return
         self._monitor.step(self._share(), unit.names[0])
@@ -264,6 +260,13 @@ class SequentialCompression:
             result = with_rounded_values(run, unit, problem, result)
         energies = torch.cat([self._work.output_energies(name) for name in unit.names]).to(run.device)
         save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums, energies))
+
+
+def _in_order(
+    groups: Sequence[tuple[Sequence[str], ExpertLayer | None]],
+) -> list[tuple[Sequence[str], ExpertLayer | None]]:
+    """Return groups of layers in the order of their compression: the last layers of all experts after the others."""
+    return sorted(groups, key=lambda group: group[1] is not None and group[1].is_last)
 
 
 def cross_target(
@@ -321,7 +324,7 @@ def _achieved(
     problem: LayerProblem,
     weight: Float[Tensor, "d_in d_out"],
     factors: CompressedWeight,
-    sums: _CrossSums,
+    sums: CrossSums,
     energies: Float[Tensor, " d_out"],
 ) -> AchievedErrors:
     """Return ‖XW - X'W̃‖² and ‖XW‖² by output; the error includes uncompensated errors of earlier layers."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from rocket_core.checkpoint import find_model
@@ -29,12 +30,16 @@ from rocket_core.inspection.safetensors_headers import (
     sum_summaries,
     summarize,
 )
+from rocket_core.inspection.tower_footprint import tower_workload
 from rocket_core.methods import method_for
 from rocket_core.models.architecture import build_architecture, read_config
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.requirements import estimate_resources
 from tests.reference.tiny_mixtures import EXPERTS, MIXTURES, save_tiny_mixture
 from tests.reference.tiny_models import ALL_FAMILIES, HIDDEN_SIZE, MAX_POSITIONS, save_tiny_model
+from tests.reference.tiny_vision import save_tiny_processor, save_tiny_vision, stand_in_for_libraries
+
+stand_in_for_libraries()
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +84,49 @@ def test_headers_describe_the_built_model(saved, family, ignore):
         # Tied embeddings are stored once; nothing else differs but the headers of the files.
         assert told.memory_bytes == pytest.approx(wanted.memory_bytes, rel=0.01)
         assert told.disk_bytes == pytest.approx(wanted.disk_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "llama4"])
+def test_a_selected_tower_is_described_as_it_is_built(family, tmp_path):
+    folder = save_tiny_processor(family, save_tiny_vision(family, tmp_path / "model"))
+    Image.new("RGB", (32, 32)).save(tmp_path / "1.png")
+    (tmp_path / "data.jsonl").write_text('{"image": "1.png", "text": "a"}')
+    calibration = {"dataset": str(tmp_path / "data.jsonl"), "sequence_length": 48}
+    config = compression_config(ratio=0.3, include=("vision",), calibration=calibration)
+    run = prepare_run(find_model(str(folder)), config)
+    settings, model = seen(folder, vision=True)
+    blocks = run.architecture.lists[0]
+    tower = [run.architecture.shape(name) for block in run.layers[: blocks.length] for name in block]
+    assert (model.tower.hidden_size, model.tower.widest) == (16, max(max(shape) for shape in tower))
+    parameters = sum(x.numel() for x in run.architecture.blocks_of(blocks)[0].parameters())
+    assert model.tower.block_parameters == parameters
+    # The decoder is loaded with the whole tower.
+    assert model.parameters - sum(model.block_parameters) >= parameters * blocks.length
+    # Enough samples that the states of the tower are the largest.
+    work = Workload(config=config, windows=10**6, sequence_length=48, **tower_workload(settings, 48))
+    told, wanted = estimate_footprint(model, work), estimate_resources(run, 10**6)
+    assert told.memory_bytes == pytest.approx(wanted.memory_bytes, rel=0.01)
+
+
+def test_the_images_of_a_run_are_counted(tmp_path):
+    folder = save_tiny_processor("llava", save_tiny_vision("llava", tmp_path / "model"))
+    Image.new("RGB", (32, 32)).save(tmp_path / "1.png")
+    (tmp_path / "data.jsonl").write_text('{"image": "1.png", "text": "a"}\n' * 3)
+    calibration = {"dataset": str(tmp_path / "data.jsonl"), "sequence_length": 48}
+    config = compression_config(ratio=0.3, include=("vision",), calibration=calibration)
+    run = prepare_run(find_model(str(folder)), config)
+    inputs = run.inputs.draw(run.config.calibration)
+    assert inputs.numbers("pixel_values") == 3 * 3 * 32 * 32
+    counted, usual = (estimate_resources(run, 3, found).memory_bytes for found in (inputs, None))
+    # Besides pixels there are tokens, and the class token of the tower has none.
+    assert abs(counted - usual) < inputs.stored_bytes
+    larger = replace(
+        inputs,
+        tensors={
+            name: tensor.repeat(1, 50, 1, 1) if tensor.ndim == 4 else tensor for name, tensor in inputs.tensors.items()
+        },
+    )
+    assert estimate_resources(run, 3, larger).memory_bytes - counted >= 49 * 3 * 3 * 32 * 32 * 4
 
 
 SETTINGS = [

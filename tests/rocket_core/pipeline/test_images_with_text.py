@@ -13,12 +13,13 @@ from rocket_core.errors import CalibrationError, CheckpointFormatError
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.preflight import prepare_run, run_identity
-from tests.reference.tiny_vision import save_tiny_processor, save_tiny_vision
+from tests.reference.tiny_vision import save_tiny_processor, save_tiny_vision, stand_in_for_libraries
 from tests.sampling import sweep
 
 # DeepStack and positions of three axes; attention in both directions.
 KEPT = ["qwen3_vl", "gemma3", "llava", "qwen2_5_vl", "qwen3_vl_moe"]
-FAMILIES = sweep(KEPT, soak=["qwen2_vl", "idefics3"])
+FAMILIES = sweep(KEPT, soak=["qwen2_vl", "idefics3", "smolvlm", "llama4"])
+stand_in_for_libraries()
 
 
 @pytest.fixture(scope="module")

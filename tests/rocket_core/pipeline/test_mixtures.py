@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 import rocket_core.hf  # noqa: F401 (registers the format)
 from rocket_core.checkpoint import find_model
 from rocket_core.errors import CompressionCancelledError, InvalidConfigError, UnsupportedArchitectureError
-from rocket_core.experts import has_unfused
+from rocket_core.experts import has_unfused, unfuse
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.preflight import prepare_run
 from tests.reference.tiny_mixtures import EXPERTS, MIXTURES, inputs, save_tiny_mixture
@@ -141,12 +141,90 @@ def test_ignored_experts_keep_their_weights(tmp_path, mixture, settings):
         assert not has_unfused(AutoModelForCausalLM.from_pretrained(tmp_path / kind))
 
 
-def test_sequential_compression_is_refused_early(tmp_path, mixture, settings):
+@pytest.fixture(scope="module")
+def best(tmp_path_factory, mixture, settings):
+    """Return the model, settings, output folder and report of a sequential run of a family."""
+    made = {}
+
+    def make(family):
+        if family not in made:
+            output = tmp_path_factory.mktemp("best") / family
+            ignore = ("*.layers.0.*", "*.self_attn.*")
+            config = settings(preset="best", kinds=("factored",), objective="whitened", ratio=0.5, ignore=ignore)
+            made[family] = config, output, compress(str(mixture(family)), output, config)
+        return made[family]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "family", sweep(["qwen2_moe"], soak=[family for family in MIXTURES if family not in ("qwen2_moe", "llama4")])
+)
+def test_experts_are_compressed_for_what_their_tokens_become(family, mixture, best):
+    """Only experts of the last block change, so that its routers choose as before: errors can be computed outright."""
+    config, output, report = best(family)
+    run = prepare_run(find_model(str(mixture(family))), config)
+    samples = run.inputs.draw(run.config.calibration)
+    before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (mixture(family), output / "dense"))
+    for model in (before, after):
+        unfuse(model)
+    seen = [outputs_of_experts(model, samples) for model in (before, after)]
+    layers = [layer for layer in report.layers if layer.name in seen[0] and layer.kind != "dense"]
+    assert layers
+    for layer in layers:
+        dense, compressed = (outputs[layer.name] for outputs in seen)
+        assert dense.shape == compressed.shape
+        # The block's average, which fills up what an expert has seen, is a part of the report's error.
+        error = float((dense - compressed).norm() / dense.norm())
+        assert layer.achieved_error == pytest.approx(error, rel=0.5)
+
+
+@torch.no_grad()
+def outputs_of_experts(model, samples):
+    """Return what each layer of an expert returns for all tokens that the model routes to it."""
+    found = {}
+    for name, module in model.named_modules():
+        if ".experts." in name and type(module) is torch.nn.Linear:
+            module.register_forward_hook(lambda _m, _a, output, name=name: found.setdefault(name, []).append(output))
+    for batch in samples.batches(4, torch.device("cpu"), torch.float32):
+        model(**batch)
+    return {name: torch.cat(outputs) for name, outputs in found.items()}
+
+
+@pytest.mark.soak
+def test_blocks_of_experts_are_refined(mixture, settings, tmp_path):
+    config = settings(preset="max", kinds=("factored",), objective="whitened", ratio=0.5)
+    report = compress(str(mixture("gpt_oss")), tmp_path, config)
+    assert len(report.refinement) == 2
+    assert all(block.error_after <= block.error_before for block in report.refinement)
+    assert any(block.error_after < block.error_before for block in report.refinement)
+
+
+def test_a_stopped_sequential_run_ends_with_identical_bytes(tmp_path, mixture, best, fingerprint):
+    config, expected, _ = best("qwen2_moe")
+    for stop in ("experts.2.gate_proj", "experts.1.down_proj"):
+        seen = []
+        with pytest.raises(CompressionCancelledError):
+            compress(
+                str(mixture("qwen2_moe")),
+                tmp_path / "out",
+                config,
+                resume=True,
+                on_progress=seen.append,
+                should_cancel=lambda: (
+                    bool(seen) and seen[-1].stage == "factorizing" and stop in (seen[-1].layer or "")  # noqa: B023
+                ),
+            )
+    compress(str(mixture("qwen2_moe")), tmp_path / "out", config, resume=True)
+    assert fingerprint(tmp_path / "out") == fingerprint(expected)
+
+
+def test_sequential_compression_may_be_refused_early(tmp_path, mixture, settings):
     best = settings(preset="best", cap_slack=0.0)
-    with pytest.raises(InvalidConfigError, match="mixture of experts, and sequential compression"):
-        compress(str(mixture("mixtral")), tmp_path, best)
+    with pytest.raises(InvalidConfigError, match="does not tell its experts which tokens they get, which sequential"):
+        compress(str(mixture("llama4")), tmp_path, best)
     ignoring = best.model_copy(update={"ignore": ("*.experts.*",)})
-    assert prepare_run(find_model(str(mixture("mixtral"))), ignoring).config.sequential
+    assert prepare_run(find_model(str(mixture("llama4"))), ignoring).config.sequential
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,17 @@ def test_prompts_that_no_model_could_answer_are_refused(client, settings, config
         assert reason is None or reason in answer.json()["detail"]
 
 
+def test_calibration_on_audio_is_refused_for_a_model_of_text(client, settings):
+    settings.datasets_folder.mkdir(parents=True, exist_ok=True)
+    (settings.datasets_folder / "spoken.jsonl").write_text('{"audio": "1.wav", "text": "a"}')
+    (settings.datasets_folder / "1.wav").write_bytes(b"RIFF")
+    for path in ("/jobs", "/estimates"):
+        answer = client.post(path, json=BODY | {"calibration": {"dataset": "local/spoken.jsonl"}})
+        assert answer.status_code == 422, answer.text
+        assert "local/spoken.jsonl, line 1 names audio, and local/" in answer.json()["detail"]
+        assert "it reads no audio with text; give text alone" in answer.json()["detail"]
+
+
 def test_availability_is_unknown_for_remote_workers(app, client):
     from pydantic import SecretStr
 
