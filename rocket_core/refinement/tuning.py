@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rocket_core.refinement.learnt_codes import LearntCodes, shorten
 
-STEPS = 120
+STEPS = 100
 """Gradient steps for each block, whatever its size; each takes one batch."""
 
 # Largest step: for numbers as a part of their root mean square, times the block's relative error, which is about what
