@@ -282,6 +282,10 @@ def _healing_lines(report: HealingReport) -> Iterable[str]:
         f"{_plural('window', report.held_out_windows)}: {report.divergence_before:.4f} before, "
         f"{report.divergence_after:.4f} after, nats per token"
     )
+    if report.kept_step == 0:
+        yield "No step made it better there, so nothing was changed: heal on more tokens, or on other text"
+    elif report.kept_step < report.steps:
+        yield f"The values after step {report.kept_step:,} were kept, which are the best there"
     turns = report.tokens / (report.windows * report.sequence_length)
     if turns >= 1.1:
         yield f"The text has only {report.windows:,} windows, each of which was read {turns:.1f} times"

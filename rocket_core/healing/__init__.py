@@ -6,6 +6,6 @@
 from rocket_core.healing.block_checkpoints import recompute_blocks
 from rocket_core.healing.divergence import divergence_sum
 from rocket_core.healing.schedule import Schedule
-from rocket_core.healing.trainer import LEARNING_RATE, HealingText, Trainer
+from rocket_core.healing.trainer import HealingText, Trainer
 
-__all__ = ["LEARNING_RATE", "HealingText", "Schedule", "Trainer", "divergence_sum", "recompute_blocks"]
+__all__ = ["HealingText", "Schedule", "Trainer", "divergence_sum", "recompute_blocks"]

@@ -7,9 +7,11 @@ import numpy as np
 
 # Steps are what an optimizer needs; batches are no larger than it takes to have this many of them.
 _STEPS = 1000
-_LEAST_TOKENS_PER_STEP = 2048
+_LEAST_TOKENS_PER_STEP = 1024
 _MOST_TOKENS_PER_STEP = 32768
-_WARM_UP = 0.05
+# The first steps of Adam move every number by the whole learning rate, whatever its gradient: about so many steps pass
+# before its second moments mean something.
+_WARM_UP_PART, _WARM_UP_STEPS, _MOST_WARM_UP_PART = 0.05, 20, 0.4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +47,16 @@ class Schedule:
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step as a part of the largest: a linear warm-up, then a cosine to zero."""
-        warm_up = max(1, round(_WARM_UP * self.steps))
+        warm_up = self.warm_up
         if step < warm_up:
             return (step + 1) / warm_up
         return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, self.steps - warm_up)))
+
+    @property
+    def warm_up(self) -> int:
+        """Steps until the learning rate is largest."""
+        wanted = max(_WARM_UP_PART * self.steps, _WARM_UP_STEPS)
+        return max(1, round(min(wanted, _MOST_WARM_UP_PART * self.steps)))
 
     def batch(self, step: int) -> list[int]:
         """Return the indices of the windows that a step reads.

@@ -1,7 +1,7 @@
 """The steps of healing: AdamW on the numbers of a compressed model, with a state that can be stored and restored."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,13 +12,17 @@ from rocket_core.errors import NonFiniteCalibrationError
 from rocket_core.healing.divergence import divergence_sum
 from rocket_core.healing.schedule import Schedule
 
-# As a part of the root mean square of a tensor's numbers. Factors have arbitrary scales, so no absolute rate fits all.
-LEARNING_RATE = 1e-2
+# Largest learning rate as a part of the root mean square of a tensor's numbers, as factors have arbitrary scales: this
+# much, and less for a model that is close to its original already. The divergence is about quadratic in what the
+# numbers are wrong by, so that they have to change by about its square root.
+_LEARNING_RATE = 1e-2
+_RATE_PER_ROOT = 2e-2
 _BETAS = (0.9, 0.95)
 _EPSILON = 1e-12
 _LARGEST_GRADIENT = 1.0
-# How often the divergence on held-out windows is measured, in addition to the beginning.
+# How often the divergence on held-out windows is measured at most, in addition to the beginning, and steps between.
 _MEASUREMENTS = 10
+_STEPS_BETWEEN = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +44,9 @@ class Trainer:
     """Training of a compressed model towards the predictions of its original.
 
     Minimises the mean over tokens of the divergence of next-token distributions with AdamW without weight decay, whose
-    learning rate for each tensor is in proportion to the root mean square of its numbers other than zero. A zero whose
-    gradient is always zero stays zero. On a CPU, with the same number of threads, it is deterministic.
+    learning rate for each tensor is in proportion to the root mean square of its numbers other than zero, and to the
+    square root of the divergence at the beginning. A zero whose gradient is always zero stays zero. On a CPU, with the
+    same number of threads, it is deterministic.
 
     Args:
         student: the compressed model in evaluation mode; called as `model(input_ids=..., use_cache=False).logits`.
@@ -49,6 +54,7 @@ class Trainer:
         values: the parameters to train, by name.
         text: what to read.
         schedule: batches and learning rates.
+        round_values: rounds the parameters in place to what can be stored; the held-out windows are read with those.
 
     Attributes:
         values: the parameters that are trained, by name.
@@ -64,12 +70,12 @@ class Trainer:
         values: Mapping[str, nn.Parameter],
         text: HealingText,
         schedule: Schedule,
+        round_values: Callable[[], None] = lambda: None,
     ) -> None:
         self._student, self._teacher, self.values = student, teacher, dict(values)
-        self._text, self._schedule = text, schedule
+        self._text, self._schedule, self._round_values = text, schedule, round_values
         self._device = next(iter(values.values())).device
-        self._rates = [LEARNING_RATE * _typical_size(value) for value in values.values()]
-        groups = [{"params": [value], "lr": rate} for value, rate in zip(values.values(), self._rates, strict=True)]
+        groups = [{"params": [value], "size": _typical_size(value)} for value in values.values()]
         self._optimizer = torch.optim.AdamW(groups, betas=_BETAS, eps=_EPSILON, weight_decay=0.0)
         self._best = {name: value.detach().clone() for name, value in values.items()}
         self.step = 0
@@ -79,7 +85,18 @@ class Trainer:
     @property
     def measured_at(self) -> list[int]:
         """Numbers of steps after which the held-out windows are read."""
-        return sorted({round(self._schedule.steps * part / _MEASUREMENTS) for part in range(_MEASUREMENTS + 1)})
+        times = max(1, min(_MEASUREMENTS, self._schedule.steps // _STEPS_BETWEEN))
+        return sorted({round(self._schedule.steps * part / times) for part in range(times + 1)})
+
+    @property
+    def learning_rate(self) -> float:
+        """Largest learning rate, as a part of the root mean square of each tensor; known once the start is measured."""
+        return min(_LEARNING_RATE, _RATE_PER_ROOT * math.sqrt(max(0.0, self.held_out[0])))
+
+    @property
+    def best_step(self) -> int:
+        """Number of steps after which the divergence on the held-out windows was least; the first of equal ones."""
+        return self.measured_at[self.held_out.index(min(self.held_out))]
 
     @property
     def is_finished(self) -> bool:
@@ -96,8 +113,8 @@ class Trainer:
             self._measure()
             return
         batch = self._text.training[self._schedule.batch(self.step)]
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * self._schedule.rate(self.step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.learning_rate * group["size"] * self._schedule.rate(self.step)
         self.losses.append(self._accumulate(batch))
         nn.utils.clip_grad_norm_(self.values.values(), _LARGEST_GRADIENT)
         self._optimizer.step()
@@ -106,7 +123,10 @@ class Trainer:
 
     @torch.no_grad()
     def take_best(self) -> float:
-        """Set the values to those with the least divergence on the held-out windows, which is returned."""
+        """Set the values to those with the least divergence on the held-out windows, which is returned.
+
+        They are rounded to what can be stored, and are those of the beginning if no step led to less.
+        """
         for name, value in self.values.items():
             value.copy_(self._best[name])
         return min(self.held_out)
@@ -148,11 +168,15 @@ class Trainer:
     @torch.no_grad()
     def _measure(self) -> None:
         windows = self._text.held_out
+        current = {name: value.clone() for name, value in self.values.items()}
+        self._round_values()
         total = math.fsum(float(self._divergence(rows)) for rows in torch.split(windows, self._text.rows))
         self.held_out.append(self._checked(total / windows.numel()))
-        if self.held_out[-1] == min(self.held_out):
-            for name, value in self.values.items():
+        is_best = self.best_step == self.step
+        for name, value in self.values.items():
+            if is_best:
                 self._best[name].copy_(value)
+            value.copy_(current[name])
 
     def _divergence(self, rows: Int64[Tensor, "windows length"]) -> Float[Tensor, ""]:
         tokens = rows.to(self._device)

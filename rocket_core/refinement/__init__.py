@@ -11,7 +11,7 @@ the codes of its quantized layers change as well.
 
 from rocket_core.refinement.learnt_codes import LearntCodes
 from rocket_core.refinement.scaled_linear import ScaledLinear
-from rocket_core.refinement.trainable import close_values, continuous_names, open_values
+from rocket_core.refinement.trainable import close_values, continuous_names, open_values, round_values
 from rocket_core.refinement.tuning import BlockErrors, BlockTuning
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "close_values",
     "continuous_names",
     "open_values",
+    "round_values",
 ]

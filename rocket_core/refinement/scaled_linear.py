@@ -56,13 +56,21 @@ class ScaledLinear(nn.Module):
         return functional.linear(input, self.weight(), self.bias)
 
     @torch.no_grad()
+    def round_scales(self) -> None:
+        """Round the scales in place to what can be stored."""
+        self.scales.copy_(self._nearest().values(torch.float32).T)
+
+    @torch.no_grad()
     def restored(self) -> QuantizedLinear:
         """Return the quantized layer with these scales, rounded to what can be stored, and its own codes."""
         [layer] = self._layer
-        scales = Scales.nearest(self.scales.T, layer.scale_exponent, layer.code_format)
-        layer.load_state_dict({"weight_scale": pack_scales(scales)}, strict=False)
+        layer.load_state_dict({"weight_scale": pack_scales(self._nearest())}, strict=False)
         layer.bias = self.bias
         return layer
+
+    def _nearest(self) -> Scales:
+        [layer] = self._layer
+        return Scales.nearest(self.scales.T, layer.scale_exponent, layer.code_format)
 
 
 def has_float_scales(layer: QuantizedLinear) -> bool:

@@ -1,7 +1,9 @@
 """The continuous numbers of modules with stored layers: which they are, and how to train them."""
 
+from collections.abc import Iterator, Mapping
 from typing import TypeGuard
 
+import torch
 from torch import nn
 
 from rocket_core.layers import QuantizedEmbedding, QuantizedLinear, StoredLinear, TiedLinear
@@ -38,6 +40,24 @@ def open_values(module: nn.Module) -> None:
         parameter.requires_grad_(parameter.is_floating_point())
 
 
+@torch.no_grad()
+def round_values(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Round numbers of a module that was opened for training, in place, to what can be stored.
+
+    Args:
+        module: a block or a model.
+        dtypes: the dtype in which each is stored, by the name in the state dict of the closed module; others are not
+            rounded, and scales always as they are stored.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, ScaledLinear):
+            part.round_scales()
+        for own, parameter in _continuous_parameters(part):
+            dtype = dtypes.get(f"{name}.{own}" if name else own)
+            if dtype is not None:
+                parameter.copy_(parameter.to(dtype))
+
+
 def close_values(module: nn.Module) -> None:
     """Return a module that was opened for training to its stored form in place.
 
@@ -53,12 +73,18 @@ def close_values(module: nn.Module) -> None:
 
 def _own_names(part: nn.Module) -> list[str]:
     """Return the continuous tensors of a module itself, without those of its submodules."""
-    if isinstance(part, QuantizedEmbedding | TiedLinear):
-        return []
-    own = {name: tensor for name, tensor in part.named_parameters(recurse=False) if tensor.is_floating_point()}
-    # State dicts have the packed form of a stored layer, whatever its parameter is called in memory.
-    names = ["weight" if isinstance(part, StoredLinear) and own[name] is part.stored else name for name in own]
+    names = [name for name, _ in _continuous_parameters(part)]
     return [*names, "weight_scale"] if _has_continuous_scales(part) else names
+
+
+def _continuous_parameters(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the continuous parameters of a module itself, by their name in its state dict."""
+    if isinstance(part, QuantizedEmbedding | TiedLinear):
+        return
+    for name, parameter in part.named_parameters(recurse=False):
+        if parameter.is_floating_point():
+            # State dicts have the packed form of a stored layer, whatever its parameter is called in memory.
+            yield "weight" if isinstance(part, StoredLinear) and parameter is part.stored else name, parameter
 
 
 def _has_continuous_scales(part: nn.Module) -> TypeGuard[QuantizedLinear]:

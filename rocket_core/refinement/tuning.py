@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rocket_core.refinement.learnt_codes import LearntCodes, shorten
 
-STEPS = 120
+STEPS = 100
 """Gradient steps for each block, whatever its size; each takes one batch."""
 
 # Largest step: for numbers as a part of their root mean square, times the block's relative error, which is about what
@@ -30,8 +30,10 @@ _OWN = 0.1
 _TESTS = 4
 # Price of bits at first: the part of the block's error before that layers of half the bits would have to remove.
 _BIT_PRICE = 1.0
-# Growth of the price at a step in which layers take 1 % more bits than they should, and its bound.
+# Growth of the price at a step in which layers take 1 % more bits than they should, and its bound; and how much dearer
+# bits are during that step alone, as the price would otherwise overshoot: codes need many steps to follow it.
 _PRICE_GROWTH, _MOST_GROWTH = 0.03, 0.1
+_PRICE_DAMPING, _MOST_DAMPING = 0.5, 1.5
 # Bits that layers should take less than at first, as a part of them, so that their bytes are not more.
 _BITS_LEFT = 0.001
 
@@ -128,9 +130,9 @@ class BlockTuning:
         loss = self._error(batch) / scale
         if self._coded:
             bits = torch.stack([layer.bits() for layer in self._coded]).sum() / self._bits_before
-            loss = loss + self._price * bits
-            growth = 100 * _PRICE_GROWTH * (float(bits.detach()) - (1 - _BITS_LEFT))
-            self._price *= math.exp(max(-_MOST_GROWTH, min(_MOST_GROWTH, growth)))
+            percent = 100 * (float(bits.detach()) - (1 - _BITS_LEFT))
+            loss = loss + self._price * _limited_exp(_PRICE_DAMPING * percent, _MOST_DAMPING) * bits
+            self._price *= _limited_exp(_PRICE_GROWTH * percent, _MOST_GROWTH)
         loss.backward()  # type: ignore[no-untyped-call]  # of torch
         optimizer.step()
 
@@ -203,6 +205,10 @@ class BlockTuning:
         if self._codes:
             groups.append({"params": [layer.position for layer in self._codes], "largest": _CODES_STEP})
         return groups
+
+
+def _limited_exp(exponent: float, most: float) -> float:
+    return math.exp(max(-most, min(most, exponent)))
 
 
 def _schedule(step: int) -> float:

@@ -52,14 +52,16 @@ class HealingReport(FrozenModel):
     """tokens that all steps read."""
     steps: _Count
     """steps of the optimizer."""
-    learning_rate: Annotated[float, Field(gt=0)]
+    learning_rate: Annotated[float, Field(ge=0)]
     """largest learning rate, as a part of the root mean square of each tensor's numbers."""
     trained_values: _Count
     """numbers that were trained; those outside the support of a sparse layer are not counted."""
     divergence_before: _Divergence
     """mean KL divergence from the dense model on the held-out windows before the first step, in nats per token."""
     divergence_after: _Divergence
-    """the same with the values that were kept: those with the least divergence on these windows."""
+    """the same with the values that were kept, as stored: those with the least divergence on these windows."""
+    kept_step: Annotated[int, Field(ge=0)]
+    """steps after which the values were those that were kept; 0 if no step made the artifact better there."""
     text_sha256: str
     """hash of all windows."""
     curve: tuple[HealingPoint, ...]

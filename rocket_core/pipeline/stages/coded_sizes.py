@@ -1,6 +1,6 @@
 """Bytes of entropy-coded layers: what the allocation and earlier layers leave of the budget goes to the next ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rocket_core.pipeline.stages.units import CompressionUnit
@@ -11,8 +11,8 @@ class CodedSizes:
     """The bytes that each entropy-coded layer may take.
 
     A layer is coded in slightly fewer bytes than it may take. What is left is divided among all unfinished layers in
-    proportion to their bytes. The result depends only on which layers are finished, and layers are always compressed in
-    the same order, so that a resumed run ends with the same bytes.
+    proportion to their bytes. The result depends only on which layers are finished and which blocks refined, and this
+    always happens in the same order, so that a resumed run ends with the same bytes.
 
     Args:
         work: work folder with the outcomes of finished layers.
@@ -24,6 +24,13 @@ class CodedSizes:
         self._work = work
         self._unfinished = [unit for unit in units if _is_coded(unit)]
         self._spare = spare
+
+    def note_refined(self, stored_bytes: Mapping[str, int]) -> None:
+        """Note the bytes that finished layers take after refinement of their block."""
+        for layer, taken in stored_bytes.items():
+            outcome = self._work.outcome(layer)
+            if outcome is not None:
+                self._spare += outcome.stored_bytes - taken
 
     def sized(self, unit: CompressionUnit) -> CompressionUnit:
         """Return an unfinished unit with the bytes that it may take; other kinds are unchanged."""

@@ -185,7 +185,7 @@ class SequentialCompression:
             self._refined = before + part * len(units)
             self._monitor.step(self._share(), units[0].names[0])
 
-        self._refinement.refine(block, compressed.states, dense.states, note)
+        self._sizes.note_refined(self._refinement.refine(block, compressed.states, dense.states, note))
         self._refined = before + len(units)
         if finished:
             self._monitor.skip_to(self._share())

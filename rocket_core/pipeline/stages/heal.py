@@ -4,6 +4,7 @@ Both models are in memory as a whole, and one after the other reads every batch.
 last checkpoint; the result is identical to the byte on a CPU with the same number of threads.
 """
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
@@ -17,13 +18,13 @@ from rocket_core.checkpoint import TensorEntry, open_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.errors import CheckpointFormatError, CompressionCancelledError, InvalidConfigError
 from rocket_core.evaluation import ModelFolder, load_model
-from rocket_core.healing import LEARNING_RATE, Trainer, recompute_blocks
+from rocket_core.healing import Trainer, recompute_blocks
 from rocket_core.hf.names import disk_keys
 from rocket_core.layers import StoredLinear
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.healing_plan import HealingPlan
 from rocket_core.pipeline.state.healing_state import HealingState
-from rocket_core.refinement import ScaledLinear, close_values, continuous_names, open_values
+from rocket_core.refinement import ScaledLinear, close_values, continuous_names, open_values, round_values
 from rocket_core.report.healing import HealingPoint, HealingReport
 
 # Points of the loss curve.
@@ -68,14 +69,15 @@ def heal_artifact(
         )
     keys = disk_keys(student, names)
     stored = _stored_entries(artifact, keys)
-    trainer = _trainer(plan, student, original, device)
+    dtypes = {name: DTYPES[entry.dtype] for name, entry in stored.items()}
+    trainer = _trainer(plan, student, dtypes, original, device)
     with _saving(trainer, state):
         _take_steps(plan, trainer, state, monitor)
     trainer.take_best()
     trained = sum(int(torch.count_nonzero(value)) for value in trainer.values.values())
     close_values(student)
     tensors = student.state_dict()
-    healed = {keys[name]: tensors[name].to("cpu", DTYPES[stored[name].dtype]) for name in names}
+    healed = {keys[name]: tensors[name].to("cpu", dtypes[name]) for name in names}
     state.save_result(healed, _report(plan, trainer, trained))
     result = state.result()
     assert result is not None, "it has been stored"
@@ -117,7 +119,13 @@ def _stored_entries(artifact: ModelFolder, keys: Mapping[str, str]) -> dict[str,
     return {name: entries[key] for name, key in keys.items()}
 
 
-def _trainer(plan: HealingPlan, student: PreTrainedModel, original: ModelFolder, device: torch.device) -> Trainer:
+def _trainer(
+    plan: HealingPlan,
+    student: PreTrainedModel,
+    dtypes: Mapping[str, torch.dtype],
+    original: ModelFolder,
+    device: torch.device,
+) -> Trainer:
     teacher = load_model(original, device)
     if device.type == "cpu":
         nn.Module.float(teacher)
@@ -131,7 +139,8 @@ def _trainer(plan: HealingPlan, student: PreTrainedModel, original: ModelFolder,
     teacher.requires_grad_(False)
     if plan.sizes.recomputes(plan.call_tokens):
         recompute_blocks(student.get_submodule(name) for name in plan.blocks)
-    return Trainer(student, teacher, values, plan.text, plan.schedule)
+    rounding = functools.partial(round_values, student, dtypes)
+    return Trainer(student, teacher, values, plan.text, plan.schedule, rounding)
 
 
 @contextmanager
@@ -189,10 +198,11 @@ def _report(plan: HealingPlan, trainer: Trainer, trained: int) -> HealingReport:
         held_out_windows=len(plan.text.held_out),
         tokens=plan.schedule.steps * plan.step_tokens,
         steps=plan.schedule.steps,
-        learning_rate=LEARNING_RATE,
+        learning_rate=trainer.learning_rate,
         trained_values=trained,
         divergence_before=max(0.0, trainer.held_out[0]),
         divergence_after=max(0.0, min(trainer.held_out)),
+        kept_step=trainer.best_step,
         text_sha256=hashlib.sha256(plan.windows.numpy().tobytes()).hexdigest(),
         curve=_curve(plan, trainer),
     )

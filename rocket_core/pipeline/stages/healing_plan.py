@@ -19,8 +19,10 @@ from rocket_core.inspection.healing_footprint import HealingSizes
 from rocket_core.inspection.preconditions import cannot_heal
 from rocket_core.models.architecture import Architecture, window_length
 
-# At most this part of the windows, and no more of them, are held out to choose the best values.
+# This part of the windows is held out to choose the best values; where there is enough text, as many as this part of
+# those that are read. Never are there more, so that reading them takes little of the time.
 _HELD_OUT_PART = 0.1
+_HELD_OUT_FOR_EACH_READ = 0.25
 _MOST_HELD_OUT = 32
 
 
@@ -29,23 +31,20 @@ class HealingPlan:
     """Healing with all text that it reads.
 
     Attributes:
-        text: the windows.
+        windows: all windows, in the order in which they were drawn.
+        text: the same, those that are held out apart.
         schedule: batches and learning rates.
         dataset: name of the text, without its folder.
         blocks: module names of the model's blocks.
         sizes: sizes of the model.
     """
 
+    windows: Int64[Tensor, "windows length"]
     text: HealingText
     schedule: Schedule
     dataset: str
     blocks: tuple[str, ...]
     sizes: HealingSizes
-
-    @property
-    def windows(self) -> Int64[Tensor, "windows length"]:
-        """All windows, in the order in which they were drawn."""
-        return torch.cat([self.text.training, self.text.held_out])
 
     @property
     def length(self) -> int:
@@ -96,12 +95,16 @@ def plan_healing(
             f"healing needs at least two windows of {length} tokens, one of them held out, and the text of "
             f"{settings.dataset!r} fills {len(windows)}; give more text or a shorter sequence length"
         )
-    held_out = min(_MOST_HELD_OUT, max(1, int(_HELD_OUT_PART * len(windows))))
+    held_out = _held_out(len(windows), math.ceil(settings.tokens / length))
+    training = torch.ones(len(windows), dtype=torch.bool)
+    # Spread over the text, as neighbours are often from one document.
+    training[(2 * torch.arange(held_out) + 1) * len(windows) // (2 * held_out)] = False
     path = local_path_of(settings.dataset)
     return HealingPlan(
+        windows=windows,
         text=HealingText(
-            training=windows[:-held_out],
-            held_out=windows[-held_out:],
+            training=windows[training],
+            held_out=windows[~training],
             rows=batch_size(original.config, length),
         ),
         schedule=Schedule.of(settings.tokens, windows=len(windows) - held_out, length=length, seed=settings.seed),
@@ -116,6 +119,12 @@ def plan_healing(
             stored_bytes=open_checkpoint(original.path).stored_bytes,
         ),
     )
+
+
+def _held_out(windows: int, read: int) -> int:
+    """Return how many windows to hold out, given how many there are and are read."""
+    spare = min(int(_HELD_OUT_FOR_EACH_READ * read), windows - read)
+    return min(_MOST_HELD_OUT, max(1, int(_HELD_OUT_PART * windows), spare))
 
 
 def windows_to_draw(settings: HealingConfig, length: int) -> int:

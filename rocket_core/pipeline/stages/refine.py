@@ -78,7 +78,7 @@ class Refinement:
 
     def refine(
         self, block: CompressedBlock, states: Activations, dense: Activations, on_step: Callable[[float], None]
-    ) -> None:
+    ) -> Mapping[str, int]:
         """Refine a block unless it is refined, and put the result in place in the block and the work folder.
 
         Args:
@@ -87,12 +87,15 @@ class Refinement:
             dense: the stream of the dense model, at the output of the block.
             on_step: called before each step with the completed part; may raise an error to stop.
 
+        Returns:
+            The bytes that each of its layers takes now.
+
         Raises:
             InvalidConfigError: there are too few calibration samples to hold some out.
         """
         if not self.is_finished(block.index):
             self._tune(block, states, dense, on_step)
-        self.apply(block)
+        return self.apply(block).stored_bytes
 
     def _tune(
         self, block: CompressedBlock, states: Activations, dense: Activations, on_step: Callable[[float], None]
@@ -222,7 +225,7 @@ class Refinement:
                 codes[name] = entry
         return tensors, codes
 
-    def apply(self, block: CompressedBlock) -> None:
+    def apply(self, block: CompressedBlock) -> RefinedBlock:
         """Put the tensors of a refined block in place; a run that was stopped at it does the same again."""
         record = self._work.refined(block.index)
         assert record is not None
@@ -239,6 +242,7 @@ class Refinement:
             for name in unit.names:
                 module = block.module.get_submodule(self._within(block.index, name))
                 install_weight(self._run, self._work, unit, name, module)
+        return record
 
     def _is_of_weight(self, block: CompressedBlock, parameter: str) -> bool:
         """Return whether a parameter of a block is a part of the stored weight of a compressed layer."""

@@ -1,6 +1,7 @@
 """Healing of artifacts: what changes and what does not, resuming, and what is refused."""
 
 import shutil
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,8 +15,12 @@ from rocket_core.errors import (
     InsufficientMemoryError,
     InvalidConfigError,
 )
+from rocket_core.evaluation import open_model
+from rocket_core.healing import trainer
 from rocket_core.hf import attach_factors
+from rocket_core.models.architecture import build_architecture
 from rocket_core.pipeline import heal, requirements
+from rocket_core.pipeline.stages.healing_plan import plan_healing
 from tests.reference.factored_models import coded_values, mixed_factors, quantized_factors
 from tests.reference.tiny_models import save_tiny_model
 
@@ -77,6 +82,30 @@ def test_the_report_has_the_loss_curve(healed):
     held_out = [point.held_out for point in report.curve if point.held_out is not None]
     assert held_out[0] == report.divergence_before
     assert min(held_out) == report.divergence_after
+    kept = next(point for point in report.curve if point.held_out == report.divergence_after)
+    assert kept.step == report.kept_step
+
+
+def test_an_artifact_that_only_gets_worse_is_left_as_it_is(tmp_path, artifact_of, original, monkeypatch):
+    artifact = artifact_of("factors")
+    monkeypatch.setattr(trainer, "_LEARNING_RATE", 30.0)
+    monkeypatch.setattr(trainer, "_RATE_PER_ROOT", 30.0)
+    report = heal(artifact, tmp_path, CONFIG, model=str(original), exports=("factored",))
+    assert report.kept_step == 0
+    files = [folder / "model.safetensors" for folder in (artifact, tmp_path / "factored")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize(("tokens", "held_out"), [(256, 4), (16384, 32)])
+def test_held_out_windows_are_spread_over_the_text(original, tokens, held_out):
+    settings = healing_config(tokens=tokens, sequence_length=16, device="cpu")
+    model = open_model(original)
+    plan = plan_healing(model, build_architecture(model.config, torch.float32), settings)
+    places = [place for place, row in enumerate(plan.windows) if (plan.text.held_out == row).all(dim=1).any()]
+    assert len(plan.text.held_out) == held_out
+    assert len(plan.windows) == len(plan.text.held_out) + len(plan.text.training)
+    gaps = [after - before for before, after in pairwise(places)]
+    assert max(gaps) - min(gaps) <= 1
 
 
 @pytest.mark.parametrize("step", [3, 8])

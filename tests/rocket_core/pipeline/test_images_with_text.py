@@ -93,9 +93,29 @@ def test_a_model_is_compressed_for_images_and_text(family, folder, images, setti
     assert "calibrated on 7 texts with images of `captions.jsonl`" in card
 
 
+@pytest.mark.parametrize("family", sweep(["qwen2_vl"], soak=["llava", "qwen3_vl", "gemma3"]))
+def test_a_decoder_is_refined_for_images_and_text(family, folder, images, settings, tmp_path):
+    # What is held out is trained on as well, so that a few samples suffice.
+    images.write_text(4 * images.read_text())
+    changes = {"sensitivity_samples": 2, "kinds": ("factored",), "ratio": 0.5, "export": ("factored",)}
+    config = settings(preset="max", calibration=on(images, samples=28), **changes)
+    report = compress(str(folder(family)), tmp_path / "out", config)
+    assert report.calibration.kind == "text and images"
+    assert len(report.refinement) == len({layer.name.rsplit(".", 2)[0] for layer in report.layers})
+    assert all(block.error_after <= block.error_before for block in report.refinement)
+    assert any(block.error_after < 0.95 * block.error_before for block in report.refinement)
+    refined = AutoModelForImageTextToText.from_pretrained(tmp_path / "out" / "factored")
+    batch = next(_inputs(folder(family), config).batches(1, refined.device, torch.float32))
+    with torch.no_grad():
+        assert refined(**batch).logits.isfinite().all()
+
+
+def _inputs(model, config):
+    return prepare_run(find_model(str(model)), config).inputs.draw(config.calibration)
+
+
 def _tokens(model, config):
-    run = prepare_run(find_model(str(model)), config)
-    return run.inputs.draw(config.calibration).token_ids
+    return _inputs(model, config).token_ids
 
 
 def test_another_image_of_the_same_name_is_other_data(folder, images, settings):

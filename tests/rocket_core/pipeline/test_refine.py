@@ -11,6 +11,7 @@ from safetensors import safe_open
 from app.shared.fork_server import ForkServer
 from rocket_core.errors import InvalidConfigError
 from rocket_core.pipeline import compress
+from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.refinement import BlockErrors, BlockTuning
 
 KINDS = {
@@ -100,6 +101,14 @@ def test_reports_have_the_bytes_in_the_files(outputs):
             if layer.kind != "dense":
                 own = [tensor for name, tensor in tensors.items() if name.rpartition(".")[0] == layer.name]
                 assert layer.stored_bytes == sum(tensor.nbytes for tensor in own), layer.name
+
+
+def test_bytes_that_refinement_leaves_are_noted(tmp_path, model_folder, refining, monkeypatch):
+    noted = {}
+    monkeypatch.setattr(CodedSizes, "note_refined", lambda _sizes, stored: noted.update(stored))
+    monkeypatch.setattr(BlockTuning, "complete", lambda _self, **_: BlockErrors(before=1.0, after=1.0))
+    report = compress(str(model_folder("llama")), tmp_path, refining(**KINDS["file"]))
+    assert noted == {layer.name: layer.stored_bytes for layer in report.layers if layer.kind != "dense"}
 
 
 def test_norms_outside_of_blocks_are_left_alone(outputs):

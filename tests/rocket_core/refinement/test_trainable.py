@@ -8,7 +8,7 @@ from torch.nn import functional
 from rocket_core.code_format import CodeFormat
 from rocket_core.hf import attach_factors
 from rocket_core.layers import QuantizedLinear
-from rocket_core.refinement import ScaledLinear, close_values, continuous_names, open_values
+from rocket_core.refinement import ScaledLinear, close_values, continuous_names, open_values, round_values
 from tests.reference.factored_models import (
     INPUT_IDS,
     coded_values,
@@ -62,6 +62,24 @@ def test_training_keeps_supports_codes_and_bytes(case):
     changed = {name for name in names if not torch.equal(after[name], before[name])}
     # Gradients of position embeddings beyond the text, among others, are zero, but no tensor is without any.
     assert changed == names
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_rounded_numbers_are_those_that_are_stored(case):
+    model = compressed(case)
+    dtypes = dict.fromkeys(continuous_names(model), torch.bfloat16)
+    open_values(model)
+    train(model)
+    unrounded = as_tensors(dict(model.named_parameters()))
+    round_values(model, dtypes)
+    rounded = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert all(not torch.equal(parameter, unrounded[name]) for name, parameter in rounded.items())
+    expected = logits(model)
+    close_values(model)
+    for name, tensor in model.state_dict().items():
+        if name in dtypes and tensor.is_floating_point():
+            tensor.copy_(tensor.to(dtypes[name]))
+    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", MODELS)

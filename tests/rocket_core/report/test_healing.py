@@ -30,6 +30,7 @@ def report():
         trained_values=100,
         divergence_before=0.5,
         divergence_after=0.125,
+        kept_step=2,
         text_sha256="0" * 64,
         curve=CURVE,
     )
@@ -61,5 +62,5 @@ def test_the_quality_is_what_healing_measured(report):
 def test_the_page_draws_the_curve(report):
     page = render_report(report)
     assert 'data-figure="loss-curve"' in page
-    assert "0.5000 before, 0.1250 after" in page
+    assert "0.5000 before, 0.1250 after. The values after step 2 were kept." in page
     assert 'data-figure="loss-curve"' not in render_report(report_of_layers())
