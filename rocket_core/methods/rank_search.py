@@ -89,7 +89,8 @@ def may_win(
         competing_error: relative output error of the alternative.
         itemsize: as in `best_factorizations`.
     """
-    shapes = budget.candidate_shapes(*layer.weight.shape, ratio, rank_nnz_ratios, itemsize=itemsize)
+    d_in, d_out = layer.weight.shape
+    shapes = budget.candidate_shapes(d_in, d_out, ratio, rank_nnz_ratios, itemsize=itemsize)
     if not shapes:
         return False
     search = _Search(layer=layer, shapes=shapes, objective="whitened")
