@@ -7,17 +7,18 @@ this machine.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, assert_never
 
-from app.services.questions import Figures, HubQuestion, Judged, Question
+from app.services.questions import Figures, HubQuestion, Judged, Operations, Question
 from app.shared.errors import OverQuotaError
 from app.shared.requests import LOCAL, JobRequest
 from rocket_core import budget
 from rocket_core.coverage import Coverage
 from rocket_core.errors import ModelNotFoundError
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
+from rocket_core.inspection.duration import total_operations
 from rocket_core.inspection.feasibility import check_feasible, reach_of_model
 from rocket_core.inspection.footprint import (
     ModelShape,
@@ -220,7 +221,16 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         memory_bytes=footprint.memory_bytes,
         disk_bytes=footprint.disk_bytes,
         selected_bytes=selected.selected_bytes,
+        operations=_operations(request, model, work),
     )
+
+
+def _operations(request: JobRequest, model: ModelShape, work: Workload) -> Operations | None:
+    """Return the operations of a job that only compresses; None if they are not known."""
+    if request.benchmark or request.evaluate is not None or request.options.heal_tokens is not None:
+        return None
+    counted = total_operations(model, work)
+    return None if counted is None else Operations(**asdict(counted))
 
 
 def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:
