@@ -365,6 +365,10 @@ class Estimate(Resource):
     """disk space for checkpoints, artifacts and temporary files of an evaluation, without the download of the model."""
     available: Available | None = None
     """free resources where jobs run; null where they run on other machines."""
+    seconds: float | None = None
+    """seconds that the compression takes if the machine does nothing else, within a factor of 1.5 for most models; null
+    if it is not known.
+    """
 
 
 class Named(Resource):

@@ -6,11 +6,14 @@ from pydantic import SecretStr
 
 from app.services import quotas
 from app.services.context import Context
+from app.services.questions import Operations
 from app.services.uploads import check_dataset
 from app.shared.requests import JobRequest
 from rocket_client import models as contract
 from rocket_core.errors import HubUnavailableError
+from rocket_core.inspection import duration
 from rocket_core.system.machine import free_disk, free_machine_memory
+from rocket_core.system.machine_speed import has_accelerator, measure_speed
 
 
 class Available(contract.Available, extra="forbid"):
@@ -30,8 +33,11 @@ class Estimate(contract.Estimate, extra="forbid"):
     """commit that the revision points to now; null for a local model."""
     available: Available | None
     """free resources where jobs run; null where they run on other machines."""
-    seconds: None = None
-    """always null: the speed of a worker is not known here."""
+    seconds: float | None
+    """seconds that the compression takes on this machine if it does nothing else, within a factor of 1.5 for most models;
+    null where jobs run on other machines or on a GPU, for jobs that also evaluate, measure speed or heal, and for settings
+    other than sparse and factored layers that are compressed independently.
+    """
 
 
 def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: SecretStr | None) -> Estimate:
@@ -55,12 +61,25 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
         model_id=request.model_id,
         available=_available(context),
         warnings=judged.warnings,
-        **judged.figures.model_dump(),
+        seconds=_seconds(context, judged.figures.operations),
+        **judged.figures.model_dump(exclude={"operations"}),
     )
 
 
+def _seconds(context: Context, operations: Operations | None) -> float | None:
+    """Return the seconds of a job; None if they, or the speed of the machine that runs it, are not known."""
+    if operations is None or not _runs_here(context) or has_accelerator():
+        return None
+    counted = duration.Operations(**operations.model_dump())
+    return float(f"{counted.duration(measure_speed()):.2g}")
+
+
 def _available(context: Context) -> Available | None:
-    # With this broker, the worker is a thread of this process.
-    if not context.settings.broker.startswith("memory://"):
+    if not _runs_here(context):
         return None
     return Available(memory_bytes=free_machine_memory(), disk_bytes=free_disk(context.settings.data_dir))
+
+
+def _runs_here(context: Context) -> bool:
+    # With this broker, the worker is a thread of this process.
+    return context.settings.broker.startswith("memory://")

@@ -7,17 +7,18 @@ this machine.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, assert_never
 
-from app.services.questions import Figures, HubQuestion, Judged, Question
+from app.services.questions import Figures, HubQuestion, Judged, Operations, Question
 from app.shared.errors import OverQuotaError
 from app.shared.requests import LOCAL, JobRequest
 from rocket_core import budget
 from rocket_core.coverage import Coverage
 from rocket_core.errors import ModelNotFoundError
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
+from rocket_core.inspection.duration import total_operations
 from rocket_core.inspection.evaluation_footprint import evaluation_footprint
 from rocket_core.inspection.feasibility import check_feasible, reach_of_model
 from rocket_core.inspection.footprint import (
@@ -226,6 +227,7 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         # Its files are put together from the pieces in which they arrived.
         disk_bytes=footprint.disk_bytes + (model.stored_bytes if request.uploaded_model is not None else 0),
         selected_bytes=selected.selected_bytes,
+        operations=_operations(request, model, work),
     )
 
 
@@ -233,6 +235,14 @@ def _sample_sizes(inspected: _Inspected, *, vision: bool) -> dict[str, int]:
     if vision:
         return tower_workload(inspected.config, inspected.window_length)
     return {"input_bytes": input_bytes(inspected.config, input_kind(inspected.config))}
+
+
+def _operations(request: JobRequest, model: ModelShape, work: Workload) -> Operations | None:
+    """Return the operations of a job that only compresses; None if they are not known."""
+    if request.benchmark or request.evaluate is not None or request.options.heal_tokens is not None:
+        return None
+    counted = total_operations(model, work)
+    return None if counted is None else Operations(**asdict(counted))
 
 
 def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:

@@ -25,6 +25,7 @@ NOT_CONFINED = 70
 
 # More than any model has, and few enough digits to print.
 _Count = Annotated[int, Field(ge=0, lt=2**128)]
+_Amount = Annotated[float, Field(ge=0, lt=2.0**128)]
 
 
 def _kinds() -> dict[str, type[RocketError | AppError]]:
@@ -82,6 +83,15 @@ class Question(_Message):
         return self
 
 
+class Operations(_Message):
+    """What the time of a job depends on; see `rocket_core.inspection.duration.Operations`."""
+
+    products: _Amount
+    rough_products: _Amount
+    memory: _Amount
+    seconds: _Amount
+
+
 class Figures(_Message):
     """The estimated resources of a job; see `app.services.estimates.Estimate`."""
 
@@ -97,6 +107,7 @@ class Figures(_Message):
     memory_bytes: _Count
     disk_bytes: _Count
     selected_bytes: _Count
+    operations: Operations | None = None
 
 
 class Judged(_Message):

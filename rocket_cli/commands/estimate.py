@@ -16,7 +16,10 @@ from rocket_cli.submission import explained_refusals
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Estimate
 from rocket_core.budget import remaining_parameters
-from rocket_core.report.formatting import bytes_text, count_text, percent_text
+from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
+
+# See `Estimate.seconds`.
+_TIME_FACTOR = 1.5
 
 
 @expand_groups
@@ -73,6 +76,8 @@ def _needs(result: Estimate) -> Table:
         table.add_row(name, bytes_text(needed), *(() if free is None else (known,)))
     if result.commit is not None:
         table.add_row("download", bytes_text(result.stored_bytes))
+    if result.seconds is not None:
+        table.add_row("time", f"about {duration_text(result.seconds)}")
     return table
 
 
@@ -90,6 +95,9 @@ def _remarks(result: Estimate) -> Iterator[str]:
     for warning in result.warnings:
         yield f"Warning: {warning}"
     yield f"Calibrates on at most {result.calibration_tokens:,} tokens"
+    if result.seconds is not None:
+        shortest, longest = (duration_text(result.seconds * factor) for factor in (1 / _TIME_FACTOR, _TIME_FACTOR))
+        yield f"The time is between {shortest} and {longest} for most models, on a server that does nothing else"
     if result.nearest_ratio < result.ratio:
         yield (
             f"Ratios up to {result.nearest_ratio} are certain to be reachable; whether {result.ratio:.4g} is, is known "

@@ -39,8 +39,8 @@ _LOGITS_PER_PIECE, _LOGIT_COPIES = 16 * 2**20, 8
 _KEPT_FOR_GRADIENTS = 30
 # eigh holds its input, the vectors and two workspaces of the same size.
 _EIGH_COPIES = 4
-HEADROOM = 256 * 2**20
-"""Python, torch and allocator overhead in addition to the tensors that are counted."""
+HEADROOM = 448 * 2**20
+"""Python, torch, transformers and allocator overhead in addition to the tensors that are counted."""
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # On a CPU that computes in float32 for all of them; see `system.devices.compute_dtype`.
 _COMPUTE_BYTES = {"F16": 4, "float16": 4, "BF16": 4, "bfloat16": 4}
@@ -170,10 +170,10 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     shapes = [shape for block in model.layers for shape in block]
     # Layers that read the same input share a Gram matrix; which ones do is not known from shapes.
     grams = max(sum(_gram_bytes(shape, work) for shape in block) for block in model.layers)
-    solver = max(_solver_bytes(*shape, pruning=work.input_grams) for shape in shapes)
+    solver = max(_solver_bytes(*shape, work) for shape in shapes)
     batch = min(work.tokens, max(TOKENS_PER_BATCH, work.sequence_length))
     activations = batch * max(max(shape) for shape in shapes) * (3 * model.compute_itemsize + 2 * work.itemsize)
-    working = block + grams + max(solver, activations) + 2 * hidden
+    working = block + grams + max(solver, activations) + hidden
     if work.config.sequential:
         sums = 2 * max(d_in for d_in, _ in shapes) ** 2 * _FLOAT64
         working = max(working, 2 * block + sums + max(solver, 2 * activations) + 6 * hidden)
@@ -192,7 +192,7 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         activations = work.patches * model.tower.widest * (3 * model.compute_itemsize + 2 * work.itemsize)
         working = max(working, (3 if work.config.sequential else 1) * held + grams + max(solver, activations))
     inputs = work.windows * work.input_bytes
-    memory = max((prelude + read) * model.compute_itemsize + 2 * hidden, working) + inputs + HEADROOM
+    memory = max((prelude + read) * model.compute_itemsize + hidden, working) + inputs + HEADROOM
     disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, _least_ratio(work.config.target))
     if work.config.profiles_tables:
         sizes = {"compute_itemsize": model.compute_itemsize, "itemsize": work.itemsize}
@@ -353,14 +353,17 @@ def _gram_bytes(shape: Shape, work: Workload) -> int:
     return side**2 * _FLOAT64
 
 
-def _solver_bytes(d_in: int, d_out: int, *, pruning: bool) -> int:
-    side = min(d_in, d_out)
-    eigendecomposition = _EIGH_COPIES * side**2 + 3 * d_in * d_out
-    # A candidate: coefficients, support scores and two products, at the full rank.
-    candidate = 3 * side * d_out + 3 * side**2 + d_in * d_out
-    # Least squares on a support: the Gram matrix, scaled and inverted; target, solution, residual, direction and so on.
-    least_squares = 5 * d_in**2 + 11 * d_in * d_out if pruning else 0
-    return max(eigendecomposition + candidate, least_squares) * _FLOAT64
+def _solver_bytes(d_in: int, d_out: int, work: Workload) -> int:
+    side, numbers = min(d_in, d_out), d_in * d_out
+    # The Gram matrix in the computing precision, as it is and for inputs of unit length.
+    prepared = 2 * d_in**2 * work.itemsize if work.input_grams else 0
+    # In float64: the weight, its product with the Gram matrix, whitened and projected; the Gram matrix after shrinkage.
+    basis = (_EIGH_COPIES * side**2 + 4 * numbers + d_in**2) * _FLOAT64
+    # A candidate: coefficients, support scores and two products, at the full rank; next to the weight and its basis.
+    candidate = (3 * side * d_out + 3 * side**2 + 3 * numbers) * work.itemsize
+    # Splitting: a resolvent and its factor; target, both parts, support, scratch, products and scores.
+    splitting = (2 * d_in**2 + 7 * numbers) * work.itemsize if work.input_grams else 0
+    return prepared + max(basis, candidate, splitting)
 
 
 def _statistics_disk(model: ModelShape, work: Workload) -> int:

@@ -66,8 +66,8 @@ class UnitGram:
 
     def resolvent(self, pull: float) -> Float[Tensor, "n n"]:
         """Return p(G + pI)⁻¹ for a pull p > 0, large enough for the sum to be invertible; costs n³."""
-        pulled = _added(self.matrix, torch.full_like(self.lengths, pull))
-        return torch.cholesky_inverse(torch.linalg.cholesky(pulled)).mul_(pull)
+        factor = torch.linalg.cholesky(_added(self.matrix, torch.full_like(self.lengths, pull)))
+        return torch.cholesky_inverse(factor).mul_(pull)
 
 
 def _inverse(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rocket_core.linalg.least_squares import UnitGram, descend, inner_product, largest
-from rocket_core.linalg.rough_products import rough_products
+from rocket_core.linalg.rough_products import multiply_roughly, rough_factor
 
 # Allowed excess of the error over the minimum on a support, relative to the minimum. Intermediate steps need no high
 # accuracy, as they only score which entries to remove next, and the bound is loose: most errors are within a hundredth.
@@ -36,7 +36,8 @@ _AFTER_SPLITTING = 1e-2
 _SPARSE_FROM, _SPARSE_POWER = 0.65, 1.5
 # Iterations for each number of entries of a path.
 _PATH_CHOICES, _PATH_REFITS = 10, 3
-# Inputs from which on choosing a support does with rough products: in small layers single entries matter.
+# Inputs from which on rough products suffice: in small layers single entries matter. On layers with the shapes of a
+# language model of 1 B parameters errors change by 3e-4 at most.
 _ROUGH_FROM = 512
 # Numbers of entries with the same pull, as its inverse costs n³.
 _COUNTS_PER_PULL = 4
@@ -184,7 +185,7 @@ class _Splitting:
         self._target = _target(weight, unit)
         self._both = self._target.clone()  # Z + U, whose nonzeros never overlap
         self._kept = torch.empty_like(self._target)  # floats, as multiplying is faster than selecting by booleans
-        self._dense, self._scratch = torch.empty_like(self._target), torch.empty_like(self._target)
+        self._scratch = torch.empty_like(self._target)
         self._started = False
 
     def choose(self, resolvent: Float[Tensor, "n n"], count: int, *, choices: int, refits: int) -> None:
@@ -193,15 +194,13 @@ class _Splitting:
         Args:
             resolvent: p(G + pI)⁻¹.
             count: entries to keep.
-            choices: iterations that choose a new support; a rough product suffices for them.
+            choices: iterations that choose a new support.
             refits: iterations that only refit its values.
         """
+        factor = rough_factor(resolvent) if len(resolvent) >= _ROUGH_FROM else resolvent
         for turn in range(choices + refits):
-            if self._started and turn < choices and len(resolvent) >= _ROUGH_FROM:
-                with rough_products():
-                    self._step(resolvent)
-            elif self._started:
-                self._step(resolvent)
+            if self._started:
+                self._step(factor)
             self._started = True
             if turn < choices:
                 scores = torch.square(self._both, out=self._scratch).mul_(self._unit.fires)
@@ -216,7 +215,7 @@ class _Splitting:
         """Return Z."""
         solution = self._both * self._kept
         torch.sub(self._target, solution, out=self._scratch)
-        products = torch.mm(self._scratch, self._unit.matrix, out=self._dense)
+        products = self._scratch @ self._unit.matrix
         return _pruned(self._unit, solution, self._kept.bool(), self._scratch, products)
 
     def refitted(self, tolerance: float) -> PrunedWeight:
@@ -233,8 +232,7 @@ class _Splitting:
         torch.mul(self._both, self._kept, out=self._scratch)
         self._both.sub_(self._scratch)
         self._scratch.sub_(self._both).sub_(self._target)
-        torch.mm(self._scratch, resolvent, out=self._dense)
-        self._both.add_(self._target).add_(self._dense)
+        self._both.add_(self._target).add_(multiply_roughly(self._scratch, resolvent))
 
 
 def _target(weight: Float[Tensor, "d_in d_out"], unit: UnitGram) -> Float[Tensor, "d_out d_in"]:

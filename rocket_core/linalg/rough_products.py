@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from functools import cache
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 
 @contextmanager
@@ -21,6 +23,21 @@ def rough_products() -> Iterator[None]:
         yield
     finally:
         settings.fp32_precision = before
+
+
+def rough_factor(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """Return a float32 matrix in bfloat16 on a CPU that multiplies this many times as fast, else the matrix itself.
+
+    This is for one factor of many products; see `multiply_roughly`. A product is then rounded to bfloat16 as well.
+    """
+    return (
+        matrix.bfloat16() if matrix.dtype == torch.float32 and matrix.device.type == "cpu" and _has_tiles() else matrix
+    )
+
+
+def multiply_roughly(left: Float[Tensor, "rows n"], factor: Float[Tensor, "n n"]) -> Float[Tensor, "rows n"]:
+    """Return the product with a rough factor, in the factor's dtype."""
+    return left.to(factor.dtype) @ factor
 
 
 @cache

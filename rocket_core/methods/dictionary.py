@@ -20,10 +20,7 @@ from rocket_core.linalg.factorization import (
 )
 from rocket_core.linalg.whitening import eigenbasis
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
-from rocket_core.methods.rank_search import best_factorizations, least_error_roughly
-
-# A rough error above so many times the competing one ends the search before it begins.
-_PROMISING_WITHIN = 1.4
+from rocket_core.methods.rank_search import best_factorizations, may_win
 
 
 def settings_of(config: CompressionConfig) -> FactorizerSettings:
@@ -121,8 +118,8 @@ def _is_promising(
 ) -> bool:
     """Return whether a dictionary may be better than what it competes with, at the largest ratio.
 
-    There dictionaries compare best, so that this saves all of a search, and its eigenbasis, which takes float64. Here
-    the computing precision suffices.
+    There dictionaries compare best, so that this saves the search at all other ratios, and the eigenbasis in float64.
+    Here the computing precision suffices.
     """
     if not competing_errors or problem.statistics.gram is None:
         return True
@@ -132,8 +129,7 @@ def _is_promising(
     except IllConditionedGramError:
         return True
     layer = prepare_layer(weight, basis, settings, dtype=problem.precision)
-    error = least_error_roughly(layer, ratios[-1], shapes, itemsize=budget_itemsize)
-    return error is None or error <= _PROMISING_WITHIN * competing_errors[-1]
+    return may_win(layer, ratios[-1], shapes, competing_errors[-1], itemsize=budget_itemsize)
 
 
 def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz: int) -> CompressedLayer:

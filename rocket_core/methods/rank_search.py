@@ -11,12 +11,10 @@ from rocket_core.linalg.factorization import Factorization, PreparedLayer, facto
 # At a fixed budget the error falls and then rises with the rank, so a coarse and then a fine descent find its minimum;
 # from the minimum of the neighbouring ratio a fine one does.
 _STRIDES = (2, 1)
-# Heuristic bounds, as multiples of the competing error. Sweeps have not been observed to lower an error by more than a
-# sixth, so above the first bound sweeps cannot help. Dictionaries fall further short of pruned weights as the ratio
-# decreases, so above the second bound, which leaves room for errors of both, smaller ratios need not be tried.
-_SWEPT_WITHIN = 1.25
-_CONTINUED_WITHIN = 1.25
-# Shapes that are tried to see whether a search is worth its time are evenly among all, one less than this.
+# Heuristic bounds: sweeps have not been observed to lower an error by more than a sixth, nor the search to end more
+# than a tenth below the least error of a few shapes, which are evenly among all, one less than `_TRIED`.
+_SWEEPS_GAIN = 1.25
+_SEARCH_GAIN = 1.1
 _TRIED = 3
 
 
@@ -33,8 +31,8 @@ def best_factorizations(
 
     For every ratio, the search over the rank/nnz trade-off descends from the minimum of the neighbouring ratio; each
     step measures the error of an actual factorization. It finds the same shapes as the full grid if the error is
-    unimodal. Only the best factorization is swept. The search ends early if an alternative to a dictionary has a far
-    smaller error.
+    unimodal. Only the best factorization is swept. The search ends early if an alternative to a dictionary has a
+    smaller error: dictionaries fall further short of pruned weights and of codes as the ratio decreases.
 
     Args:
         layer: the prepared layer.
@@ -43,7 +41,8 @@ def best_factorizations(
         objective: error to minimise: in the original space if `weight`, else that of the output.
         itemsize: bytes per stored number if ratios are of bytes; None if they are of parameters.
         competing_errors: relative output error at each ratio of the alternative to a dictionary; empty without
-            alternative. A factorization is not swept, and is the last one, if its error is over 1.25 times that.
+            alternative. A factorization is not swept, and is the last one, if its error is larger even if sweeps gain
+            as much as they ever do.
 
     Yields:
         One factorization for each ratio that some shape of this layer meets, by decreasing ratio.
@@ -59,61 +58,76 @@ def best_factorizations(
         shapes = budget.candidate_shapes(d_in, d_out, ratio, rank_nnz_ratios, itemsize=itemsize)
         if shapes:
             strides = _STRIDES if previous is None else _STRIDES[1:]
-            factorization = _descend(layer, shapes, _start(shapes, previous), objective, strides)
+            search = _Search(layer=layer, shapes=shapes, objective=objective)
+            search.descend(_start(shapes, previous), strides)
+            factorization = search.best
+            assert factorization is not None
             previous = factorization.rank, factorization.nnz
             error = factorization.reconstruction_error() if competing_errors else 0.0
-            yield factorization if error > _SWEPT_WITHIN * competing_error else improve(factorization)
-            if error > _CONTINUED_WITHIN * competing_error:
+            wins = error <= _swept_gain(layer) * competing_error
+            yield improve(factorization) if wins else factorization
+            if not wins:
                 return
 
 
-def least_error_roughly(
-    layer: PreparedLayer, ratio: float, rank_nnz_ratios: Sequence[float], *, itemsize: int | None = None
-) -> float | None:
-    """Return the least relative output error of a few shapes at a ratio; None if no shape meets it.
+def may_win(
+    layer: PreparedLayer,
+    ratio: float,
+    rank_nnz_ratios: Sequence[float],
+    competing_error: float,
+    *,
+    itemsize: int | None = None,
+) -> bool:
+    """Return whether the search at a ratio, and sweeps, may end below a competing error; not if no shape meets it.
 
-    The search of `best_factorizations` has not been observed to end more than a tenth below it.
+    Most that cannot are recognised by the error of few shapes.
 
     Args:
         layer: the prepared layer.
         ratio: compression ratio of the layer.
         rank_nnz_ratios: as in `best_factorizations`.
+        competing_error: relative output error of the alternative.
         itemsize: as in `best_factorizations`.
     """
     d_in, d_out = layer.weight.shape
     shapes = budget.candidate_shapes(d_in, d_out, ratio, rank_nnz_ratios, itemsize=itemsize)
-    tried = [shapes[len(shapes) * part // _TRIED] for part in range(1, _TRIED)] if shapes else []
-    errors = [factorize_layer(layer, *shape, sweeps=0).reconstruction_error() for shape in dict.fromkeys(tried)]
-    return min(errors, default=None)
+    if not shapes:
+        return False
+    search = _Search(layer=layer, shapes=shapes, objective="whitened")
+    roughly = min((len(shapes) * part // _TRIED for part in range(1, _TRIED)), key=search.error)
+    bound = _swept_gain(layer) * competing_error
+    if search.error(roughly) > _SEARCH_GAIN * bound:
+        return False
+    return search.error(search.descend(roughly, _STRIDES)) <= bound
 
 
-def _descend(
-    layer: PreparedLayer, shapes: list[budget.Shape], position: int, objective: str, strides: Sequence[int]
-) -> Factorization:
-    """Descend from `position` to the shape of least error, with only the best factorization in memory."""
-    search = _Search(layer=layer, shapes=shapes, objective=objective)
-    for stride in strides:
-        while True:
-            neighbours = [
-                index for index in (position, position - stride, position + stride) if 0 <= index < len(shapes)
-            ]
-            lowest = min(neighbours, key=search.error)
-            if lowest == position:
-                break
-            position = lowest
-    assert search.best is not None
-    return search.best
+def _swept_gain(layer: PreparedLayer) -> float:
+    """Return the most by which the settings' sweeps divide an error."""
+    return _SWEEPS_GAIN if layer.settings.sweeps else 1.0
 
 
 @dataclass(kw_only=True, slots=True)
 class _Search:
-    """The errors of one search, each measured once."""
+    """The errors of one search, each measured once; only the best factorization is in memory."""
 
     layer: PreparedLayer
     shapes: list[budget.Shape]
-    objective: str
+    objective: Objective
     errors: dict[int, float] = field(default_factory=dict)
     best: Factorization | None = None
+
+    def descend(self, position: int, strides: Sequence[int]) -> int:
+        """Descend from the shape at `position` to that of least error, and return its index."""
+        for stride in strides:
+            while True:
+                neighbours = [
+                    index for index in (position, position - stride, position + stride) if 0 <= index < len(self.shapes)
+                ]
+                lowest = min(neighbours, key=self.error)
+                if lowest == position:
+                    break
+                position = lowest
+        return position
 
     def error(self, index: int) -> float:
         """Return the error at a shape; the factorization with the least error so far is kept."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from rocket_core import budget
 from rocket_core.candidates import Candidate
 from rocket_core.layers import LayerFactors
-from rocket_core.linalg.least_squares import largest
+from rocket_core.linalg.least_squares import inner_product
 from rocket_core.linalg.pruning import prune, split_path
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.sampled_outputs import SampledOutputs
@@ -25,6 +25,8 @@ _MEASURED_RATIOS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
 _SAMPLED_OUTPUTS = 128
 _SAMPLED_PART = 1 / 8
 _MOST_SAMPLED = 2**20
+# Scores that suffice to find which are the least.
+_ORDERED_SCORES = 2**18
 # Outputs that suffice to see whether pruned weights come near codes.
 _ROUGHLY_SAMPLED = 64
 # Replaces zero before taking logarithms.
@@ -78,39 +80,44 @@ def _measure(
     sample = energies.argsort()[((torch.arange(number) + 0.5) * d_out / number).long()]
     part = weight if number == d_out else weight[:, sample].contiguous()
     counts = stops if number == d_out else [max(1, stop * number // d_out) for stop in stops]
-    found = []
-    for stop, pruned in zip(stops, split_path(part, problem.prepared_gram().unit, counts), strict=True):
-        own = pruned.error, float((part - pruned.weight).double().square().sum())
-        cut = _cut(weight, problem.gram().diagonal(), stop, None if number == d_out else sample)
-        found.append([error * share for error, share in zip(own, cut, strict=True)])
-    wholes = float(energies.sum()), float(weight.double().square().sum())
-    shares = [[part / whole if whole > 0 else 0.0 for part, whole in zip(pair, wholes, strict=True)] for pair in found]
-    relative: Float64[np.ndarray, "stops 2"] = np.minimum(np.sqrt(np.array(shares).reshape(-1, 2)), 1.0)
+    paths = split_path(part, problem.prepared_gram().unit, counts)
+    errors = np.array([(pruned.error, _energy(part - pruned.weight)) for pruned in paths]).reshape(-1, 2)
+    if number < d_out:
+        errors *= _cut(weight, problem.gram().diagonal(), stops, sample)
+    wholes = np.array([float(energies.sum()), _energy(weight)])
+    shares = np.divide(errors, wholes, out=np.zeros_like(errors), where=wholes > 0)
+    relative: Float64[np.ndarray, "stops 2"] = np.minimum(np.sqrt(shares), 1.0)
     return relative
+
+
+def _energy(matrix: Float[Tensor, "rows columns"]) -> float:
+    return inner_product(matrix, matrix)
 
 
 def _cut(
     weight: Float[Tensor, "d_in d_out"],
     energies: Float[Tensor, " d_in"],
-    stop: int,
-    sample: Int64[Tensor, " sampled"] | None,
-) -> tuple[float, float]:
+    stops: Sequence[int],
+    sample: Int64[Tensor, " sampled"],
+) -> Float64[np.ndarray, "stops 2"]:
     """Return how many times as much is cut from all outputs as from a sample, in output and in weight.
 
     The entries with the least energy are cut, without correcting the others. The errors of pruning are a smaller but
     similar part of that for all outputs.
     """
-    if sample is None:
-        return 1.0, 1.0
     squares = weight.square()
     scores = squares * energies[:, None]
-    kept = largest(scores, stop)
-    factors = []
-    for values in (scores, squares):
-        by_output = values.masked_fill_(kept, 0).sum(dim=0, dtype=torch.float64)
-        own = float(by_output[sample].sum())
-        factors.append(float(by_output.sum()) / own if own > 0 else len(by_output) / len(sample))
-    return factors[0], factors[1]
+    ordered = scores.flatten()[:: max(1, weight.numel() // _ORDERED_SCORES)].sort().values
+    # Sums over all outputs and over the sample, by a product.
+    sums = torch.stack([torch.ones_like(weight[0]), torch.zeros_like(weight[0]).index_fill(0, sample, 1)], dim=1)
+    whole = weight.shape[1] / len(sample)
+    found = []
+    for stop in stops:
+        cut = (scores < ordered[len(ordered) - 1 - stop * (len(ordered) - 1) // weight.numel()]).to(weight.dtype)
+        parts = [((values * cut) @ sums).sum(dim=0, dtype=torch.float64).tolist() for values in (scores, squares)]
+        found.append([every / own if own > 0 else whole for every, own in parts])
+    factors: Float64[np.ndarray, "stops 2"] = np.array(found).reshape(-1, 2)
+    return factors
 
 
 def _read_off(

@@ -107,6 +107,13 @@ def test_unknown_free_resources_are_omitted(answered):
     assert "less" not in unsaid
 
 
+def test_the_time_is_shown_with_its_uncertainty(answered):
+    shown = answered(seconds=120.0).out
+    assert rows(shown)["time"] == ["about", "2", "min"]
+    assert "The time is between 1 min 20 s and 3 min for most models" in shown
+    assert "time" not in rows(answered().out)
+
+
 def test_its_options_equal_those_of_submit(remote, monkeypatch):
     taken = inspect.signature(submit.submit).parameters
     own = dict(inspect.signature(estimate.estimate).parameters)

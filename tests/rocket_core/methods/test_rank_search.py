@@ -147,12 +147,22 @@ def test_a_layer_too_small_to_factorize_has_no_candidate():
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("ratio", [0.3, 0.7])
-def test_a_rough_error_is_at_most_a_tenth_above_the_best(shape, ratio):
+def test_a_ratio_may_win_up_to_its_least_error(shape, ratio):
     layer = prepared(*random_layer(*shape))
     [best] = profile(layer, "whitened", (ratio,))
-    rough = rank_search.least_error_roughly(layer, ratio, PROFILE_RANK_NNZ_RATIOS)
-    assert best.reconstruction_error() * (1 - 1e-9) <= rough <= 1.1 * best.reconstruction_error()
+    for part, wins in ((1 + 1e-6, True), (1 - 1e-2, False), (0.5, False)):
+        error = part * best.reconstruction_error()
+        assert rank_search.may_win(layer, ratio, PROFILE_RANK_NNZ_RATIOS, error) == wins
 
 
-def test_a_ratio_without_shapes_has_no_rough_error():
-    assert rank_search.least_error_roughly(prepared(*random_layer(4, 4)), 0.999, (1.0,)) is None
+def test_sweeps_let_larger_errors_win():
+    weight, inputs = random_layer(48, 48)
+    [best] = profile(prepared(weight, inputs), "whitened", (0.5,))
+    for sweeps, wins in ((0, False), (1, True)):
+        layer = prepared(weight, inputs, sweeps=sweeps)
+        error = 0.9 * best.reconstruction_error()
+        assert rank_search.may_win(layer, 0.5, PROFILE_RANK_NNZ_RATIOS, error) == wins
+
+
+def test_a_ratio_without_shapes_cannot_win():
+    assert not rank_search.may_win(prepared(*random_layer(4, 4)), 0.999, (1.0,), 1.0)

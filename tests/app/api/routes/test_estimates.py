@@ -1,9 +1,14 @@
+from dataclasses import replace
+
 import pytest
 
+from app.services import estimates
 from rocket_core.budget import parameter_budget
+from rocket_core.system.machine_speed import MachineSpeed
 from tests.app.api.conftest import BODY
 from tests.reference.safetensors_files import LINEARS, save_llama
 
+SPEED = MachineSpeed(products=1e11, rough_products=1e11, memory=1e10)
 PARAMETERS = 2 * sum(rows * columns for rows, columns in LINEARS.values())
 
 
@@ -25,7 +30,7 @@ def test_an_estimate_predicts_a_job_without_creating_one(client, settings):
     assert told["disk_bytes"] > told["stored_bytes"]
     assert told["memory_bytes"] > 2**28
     assert told["available"]["disk_bytes"] > 0
-    assert told["commit"] is told["seconds"] is None
+    assert told["commit"] is None
     assert client.get("/jobs").json()["data"] == []
 
 
@@ -102,7 +107,21 @@ def test_availability_is_unknown_for_remote_workers(app, client):
     from pydantic import SecretStr
 
     app.state.context.settings.__dict__["broker_url"] = SecretStr("redis://elsewhere")
-    assert estimate(client)["available"] is None
+    told = estimate(client)
+    assert told["available"] is told["seconds"] is None
+
+
+def test_the_time_is_known_for_jobs_on_this_machine_that_only_compress(client, monkeypatch):
+    monkeypatch.setattr(estimates, "has_accelerator", lambda: False)
+    monkeypatch.setattr(estimates, "measure_speed", lambda: SPEED)
+    seconds = estimate(client)["seconds"]
+    assert seconds > 1
+    monkeypatch.setattr(estimates, "measure_speed", lambda: replace(SPEED, products=SPEED.products / 1e6))
+    assert estimate(client)["seconds"] > 2 * seconds
+    for change in ({"evaluate": {"samples": 4}}, {"ratio": None, "bits": 4}, {"options": {"preset": "best"}}):
+        assert estimate(client, **change)["seconds"] is None
+    monkeypatch.setattr(estimates, "has_accelerator", lambda: True)
+    assert estimate(client)["seconds"] is None
 
 
 def test_little_selected_is_warned_of_by_estimate_and_job(client):

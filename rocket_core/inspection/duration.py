@@ -1,0 +1,133 @@
+"""Time needed by a compression, from the shapes of a model and the speed of a machine. Loads no torch."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rocket_core.budget import Shape
+from rocket_core.config import Stage
+from rocket_core.inspection.footprint import ModelShape, Workload
+from rocket_core.system.machine_speed import MachineSpeed
+
+# Numbers of products and of passes over memory, as counted on a block with the shapes of Llama-3.2-1B; speeds of other
+# operations as parts of that of products.
+_CHOLESKY_SPEED, _EIGH_SPEED = 0.45, 0.65
+_FLOAT32 = 4
+_ROUGH_FROM = 512
+_PATH_PRODUCTS, _PATH_STOPS, _PATH_PASSES = 91, 7, 10
+_CUT_PASSES, _SHAPES, _SHAPE_PASSES = 8, 4, 30
+_PRODUCTS, _PASSES = 23, 300
+_SAMPLED, _SAMPLED_PART, _MOST_SAMPLED = 128, 8, 2**20
+# Passes forward and backward that measure sensitivities.
+_DIFFERENTIATING_PASSES = 4
+# Seconds for a layer of any size, in each stage: thousands of small operations.
+_PROFILE_SECONDS, _COMPRESS_SECONDS = 0.1, 0.02
+# Seconds to start, and to write a checkpoint's bytes.
+_START_SECONDS, _WRITTEN_BYTES = 1.5, 5e8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operations:
+    """What a computation does, as far as its time depends on it.
+
+    Attributes:
+        products: operations in products of float32 matrices; slower ones count as more.
+        rough_products: operations in products of bfloat16 matrices, on machines where these are faster.
+        memory: bytes read by elementwise operations.
+        seconds: seconds on any machine.
+    """
+
+    products: float = 0.0
+    rough_products: float = 0.0
+    memory: float = 0.0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Operations") -> "Operations":
+        """Return the operations of both."""
+        return Operations(
+            products=self.products + other.products,
+            rough_products=self.rough_products + other.rough_products,
+            memory=self.memory + other.memory,
+            seconds=self.seconds + other.seconds,
+        )
+
+    def duration(self, speed: MachineSpeed) -> float:
+        """Return the seconds on a machine."""
+        busy = self.products / speed.products + self.rough_products / speed.rough_products + self.memory / speed.memory
+        return self.seconds + busy
+
+
+def count_operations(model: ModelShape, work: Workload) -> Mapping[Stage, Operations] | None:
+    """Count the operations of each stage of a compression, without download, evaluation and what follows it.
+
+    Args:
+        model: the model's sizes.
+        work: the work to be done.
+
+    Returns:
+        Operations by stage; None for settings whose operations are not known: methods other than `rocket`, sequential
+        compression, refinement, and integer codes.
+    """
+    config = work.config
+    if config.method != "rocket" or config.sequential or config.quantizes or config.rounds_values:
+        return None
+    if "sparse" not in config.kinds:
+        return None
+    found: dict[Stage, Operations] = {"preflight": Operations(seconds=_START_SECONDS)}
+    if config.measures_sensitivities:
+        tokens = min(work.windows, config.sensitivity_samples) * work.sequence_length
+        found["differentiating"] = _forward(_DIFFERENTIATING_PASSES * model.parameters * tokens, model)
+    grams = sum(_gram_numbers(block) for block in model.layers)
+    found["calibrating"] = _forward((sum(model.block_parameters) + grams) * work.tokens, model)
+    for block in model.layers:
+        readers = Counter(d_in for d_in, _ in block)
+        for shape in block:
+            found["calibrating"] += _profiling(shape, shares=readers[shape[0]] > 1)
+    if config.target is not None:
+        found["factorizing"] = sum((_compressing(*shape) for shape in model.shapes), Operations())
+        found["exporting"] = Operations(seconds=len(config.export) * model.stored_bytes / _WRITTEN_BYTES)
+    return found
+
+
+def total_operations(model: ModelShape, work: Workload) -> Operations | None:
+    """Count the operations of all these stages together; the arguments are as above."""
+    by_stage = count_operations(model, work)
+    return None if by_stage is None else sum(by_stage.values(), Operations())
+
+
+def _forward(terms: float, model: ModelShape) -> Operations:
+    """Return the operations of products on which no error depends, in the dtype of the checkpoint."""
+    return Operations(rough_products=2 * terms) if model.itemsize < _FLOAT32 else Operations(products=2 * terms)
+
+
+def _gram_numbers(block: Sequence[Shape]) -> int:
+    """Return the numbers of all Gram matrices of a block: about two layers read the same input."""
+    return sum(d_in**2 * ((count + 1) // 2) for d_in, count in Counter(d_in for d_in, _ in block).items())
+
+
+def _in_splitting(d_in: int, operations: float) -> Operations:
+    return Operations(rough_products=operations) if d_in >= _ROUGH_FROM else Operations(products=operations)
+
+
+def _profiling(shape: Shape, *, shares: bool) -> Operations:
+    """Return the operations to profile a layer: pruned weights on a sample of the outputs, a look at dictionaries."""
+    d_in, d_out = shape
+    numbers, side = d_in * d_out, min(shape)
+    sampled = min(d_out, max(_SAMPLED, min(_MOST_SAMPLED // d_in, d_out // _SAMPLED_PART)))
+    # Three factors, two of them inverted.
+    products = 7 / 3 * d_in**3 / _CHOLESKY_SPEED + 2 * d_in**2 * (_PATH_STOPS * sampled + d_out)
+    passes = _PATH_PRODUCTS * _PATH_PASSES * d_in * sampled + _PATH_STOPS * _CUT_PASSES * numbers
+    # For members of a group, once more for the dictionary that they would share.
+    looks = 2 if shares else 1
+    products += looks * (9 * side**3 / _EIGH_SPEED + 2 * side * numbers + 1.5 * _SHAPES * side * numbers)
+    passes += looks * _SHAPES * _SHAPE_PASSES * side * d_out
+    path = _in_splitting(d_in, 2 * _PATH_PRODUCTS * d_in**2 * sampled)
+    return path + Operations(products=products, memory=passes * _FLOAT32, seconds=_PROFILE_SECONDS)
+
+
+def _compressing(d_in: int, d_out: int) -> Operations:
+    """Return the operations to prune a layer."""
+    products = 4 / 3 * d_in**3 / _CHOLESKY_SPEED + 2 * 2 * d_in**2 * d_out
+    memory = _PASSES * d_in * d_out * _FLOAT32
+    splitting = _in_splitting(d_in, 2 * _PRODUCTS * d_in**2 * d_out)
+    return splitting + Operations(products=products, memory=memory, seconds=_COMPRESS_SECONDS)

@@ -1,0 +1,65 @@
+import pytest
+
+from rocket_core.config import compression_config
+from rocket_core.inspection.duration import Operations, count_operations, total_operations
+from rocket_core.inspection.footprint import ModelShape, Workload
+from rocket_core.system.machine_speed import MachineSpeed
+
+# A processor that multiplies bfloat16 matrices, as measured by `benchmarks.scale`.
+SPEED = MachineSpeed(products=190e9, rough_products=750e9, memory=4.5e9)
+LLAMA_1B = ((2048, 2048), (2048, 512), (2048, 512), (2048, 2048), (2048, 8192), (2048, 8192), (8192, 2048))
+
+
+def shape(block, blocks=1, vocabulary=2048):
+    parameters = sum(d_in * d_out for d_in, d_out in block)
+    hidden = block[0][0]
+    whole = blocks * parameters + vocabulary * hidden
+    return ModelShape(
+        layers=(block,) * blocks,
+        block_parameters=(parameters,) * blocks,
+        parameters=whole,
+        hidden_size=hidden,
+        itemsize=2,
+        compute_itemsize=2,
+        stored_bytes=2 * whole,
+    )
+
+
+def work(windows=8, **settings):
+    config = compression_config(**{"ratio": 0.5, "preset": "fast", **settings})
+    return Workload(config=config, windows=windows, sequence_length=1024)
+
+
+def test_a_measured_block_is_within_the_stated_factor():
+    """By stage, as `python -m benchmarks.scale` measured one block of Llama-3.2-1B."""
+    counted = count_operations(shape(LLAMA_1B), work())
+    for stage, measured in (("differentiating", 9.6), ("calibrating", 72.7), ("factorizing", 50.6)):
+        assert measured / 2 < counted[stage].duration(SPEED) < 1.5 * measured
+    assert 134 / 1.5 < total_operations(shape(LLAMA_1B), work()).duration(SPEED) < 134 * 1.5
+
+
+def test_time_is_in_proportion_to_blocks_and_grows_with_tokens():
+    one, four = (count_operations(shape(LLAMA_1B, blocks), work()) for blocks in (1, 4))
+    for stage in ("calibrating", "factorizing"):
+        assert four[stage].duration(SPEED) == pytest.approx(4 * one[stage].duration(SPEED))
+    more = count_operations(shape(LLAMA_1B), work(windows=64))
+    assert more["calibrating"].duration(SPEED) > one["calibrating"].duration(SPEED)
+    assert more["factorizing"] == one["factorizing"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"preset": "best"}, {"preset": "paper"}, {"ratio": None, "bits": 4.0}, {"method": "wanda"}], ids=str
+)
+def test_settings_whose_operations_are_not_counted_have_no_time(settings):
+    assert count_operations(shape(LLAMA_1B), work(**settings)) is None
+    assert total_operations(shape(LLAMA_1B), work(**settings)) is None
+
+
+def test_a_profile_ends_before_factorizing():
+    assert "factorizing" not in count_operations(shape(LLAMA_1B), work(ratio=None))
+
+
+def test_slower_machines_take_longer():
+    operations = Operations(products=1e9, rough_products=1e9, memory=1e9, seconds=1.0)
+    fast = MachineSpeed(products=1e9, rough_products=2e9, memory=4e9)
+    assert operations.duration(fast) == pytest.approx(1 + 1 + 0.5 + 0.25)
