@@ -1,12 +1,15 @@
 """Resources that a run needs, and checks that this machine has them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
+from rocket_core.config import Stage
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError, InvalidConfigError
 from rocket_core.evaluation.models import predicts_tokens
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
+from rocket_core.inspection.duration import NOMINAL_SPEED, count_operations
 from rocket_core.inspection.feasibility import reach_of_layers
 from rocket_core.inspection.footprint import (
     ModelShape,
@@ -33,13 +36,27 @@ def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
         run: the run.
         windows: calibration samples.
     """
-    work = Workload(
+    return estimate_footprint(_model_shape(run), _workload(run, windows))
+
+
+def expected_seconds(run: Run, windows: int) -> Mapping[Stage, float]:
+    """Return the seconds of each stage on some machine, for their proportions; none if they are not known.
+
+    Args:
+        run: the run.
+        windows: calibration samples.
+    """
+    counted = count_operations(_model_shape(run), _workload(run, windows)) or {}
+    return {stage: operations.duration(NOMINAL_SPEED) for stage, operations in counted.items()}
+
+
+def _workload(run: Run, windows: int) -> Workload:
+    return Workload(
         config=run.config,
         windows=windows,
         sequence_length=run.positions,
         input_bytes=input_bytes(run.architecture.model.config.to_dict(), run.architecture.kind),
     )
-    return estimate_footprint(_model_shape(run), work)
 
 
 def _model_shape(run: Run) -> ModelShape:

@@ -30,7 +30,7 @@ class MachineSpeed:
 @cache
 def measure_speed() -> MachineSpeed:
     """Measure the speed of this process's processors, once; takes a few tenths of a second."""
-    import numpy as np  # noqa: PLC0415 - only processes that estimate times need it
+    import numpy as np  # only processes that estimate times need it
 
     left, right = (np.full((_SIDE, _SIDE), value, dtype=np.float32) for value in (0.5, 2.0))
     output = np.empty_like(left)

@@ -1,7 +1,7 @@
 import pytest
 
 from rocket_core.config import compression_config
-from rocket_core.inspection.duration import Operations, count_operations, total_operations
+from rocket_core.inspection.duration import Operations, count_operations, layer_parts, total_operations
 from rocket_core.inspection.footprint import ModelShape, Workload
 from rocket_core.system.machine_speed import MachineSpeed
 
@@ -63,3 +63,13 @@ def test_slower_machines_take_longer():
     operations = Operations(products=1e9, rough_products=1e9, memory=1e9, seconds=1.0)
     fast = MachineSpeed(products=1e9, rough_products=2e9, memory=4e9)
     assert operations.duration(fast) == pytest.approx(1 + 1 + 0.5 + 0.25)
+
+
+@pytest.mark.parametrize("compressing", [False, True])
+def test_parts_of_layers_rise_from_nothing_to_all(compressing):
+    parts = layer_parts(LLAMA_1B, compressing=compressing)
+    assert parts[0] == 0
+    assert parts[-1] == 1
+    assert parts == sorted(parts)
+    assert parts[-1] - parts[-2] > 0.25, "the last layer has four times as many inputs"
+    assert layer_parts([], compressing=compressing) == [1.0]
