@@ -20,11 +20,11 @@ _CUT_PASSES, _SHAPES, _SHAPE_PASSES = 8, 4, 30
 _PRODUCTS, _PASSES = 23, 300
 _SAMPLED, _SAMPLED_PART, _MOST_SAMPLED = 128, 8, 2**20
 # Passes forward and backward that measure sensitivities.
-_DIFFERENTIATING_PASSES = 4
-# Seconds for a layer of any size, in each stage: thousands of small operations.
-_PROFILE_SECONDS, _COMPRESS_SECONDS = 0.1, 0.02
+_DIFFERENTIATING_PASSES = 6
+# Seconds for a layer of any size, in each stage: thousands of small operations. The first pass backward starts slowly.
+_PROFILE_SECONDS, _COMPRESS_SECONDS, _BACKWARD_SECONDS = 0.05, 0.01, 1.0
 # Seconds to start, and to write a checkpoint's bytes.
-_START_SECONDS, _WRITTEN_BYTES = 1.5, 5e8
+_START_SECONDS, _WRITTEN_BYTES = 1.2, 5e8
 
 
 # One core of a processor that multiplies bfloat16 matrices; progress depends on the proportions only.
@@ -81,7 +81,8 @@ def count_operations(model: ModelShape, work: Workload) -> Mapping[Stage, Operat
     found: dict[Stage, Operations] = {"preflight": Operations(seconds=_START_SECONDS)}
     if config.measures_sensitivities:
         tokens = min(work.windows, config.sensitivity_samples) * work.sequence_length
-        found["differentiating"] = _forward(_DIFFERENTIATING_PASSES * model.parameters * tokens, model)
+        passes = _forward(_DIFFERENTIATING_PASSES * model.parameters * tokens, model)
+        found["differentiating"] = passes + Operations(seconds=_BACKWARD_SECONDS)
     grams = sum(_gram_numbers(block) for block in model.layers)
     found["calibrating"] = _forward((sum(model.block_parameters) + grams) * work.tokens, model)
     for block in model.layers:

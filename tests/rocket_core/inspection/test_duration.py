@@ -2,7 +2,7 @@ import pytest
 
 from rocket_core.config import compression_config
 from rocket_core.inspection.duration import Operations, count_operations, layer_parts, total_operations
-from rocket_core.inspection.footprint import ModelShape, Workload
+from rocket_core.inspection.footprint import ModelShape, Workload, estimate_footprint
 from rocket_core.system.machine_speed import MachineSpeed
 
 # A processor that multiplies bfloat16 matrices, as measured by `benchmarks.scale`.
@@ -38,7 +38,11 @@ def test_a_measured_block_is_within_the_stated_factor():
     assert 134 / 1.5 < total_operations(shape(LLAMA_1B), work()).duration(SPEED) < 134 * 1.5
 
 
-def test_time_is_in_proportion_to_blocks_and_grows_with_tokens():
+def test_the_memory_of_a_measured_block_is_within_15_percent():
+    assert estimate_footprint(shape(LLAMA_1B), work()).memory_bytes == pytest.approx(2.859e9, rel=0.15)
+
+
+def test_time_is_in_proportion_to_blocks_and_rises_with_tokens():
     one, four = (count_operations(shape(LLAMA_1B, blocks), work()) for blocks in (1, 4))
     for stage in ("calibrating", "factorizing"):
         assert four[stage].duration(SPEED) == pytest.approx(4 * one[stage].duration(SPEED))
