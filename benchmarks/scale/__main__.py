@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _measured(model: Path, preset: str, target: str, tokens: int, file: Path) -> dict[str, Any]:
-    """Return what a compression took, and its operations: on an accelerator in a second run, as measuring them waits."""
+    """Return what a compression took, and its operations: in a second run on an accelerator, which measuring slows."""
     if file.exists():
         saved: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return saved

@@ -1,5 +1,6 @@
 """Time needed by a compression, from the shapes of a model and the speed of a machine. Loads no torch."""
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,15 @@ _CUT_PASSES, _SHAPES, _SHAPE_PASSES = 8, 4, 30
 _PRODUCTS, _PASSES = 23, 300
 _SAMPLED, _SAMPLED_PART, _MOST_SAMPLED = 128, 8, 2**20
 # Passes forward and backward that measure sensitivities.
-_DIFFERENTIATING_PASSES = 4
-# Seconds for a layer of any size, in each stage: thousands of small operations.
-_PROFILE_SECONDS, _COMPRESS_SECONDS = 0.1, 0.02
+_DIFFERENTIATING_PASSES = 6
+# Seconds for a layer of any size, in each stage: thousands of small operations. The first pass backward starts slowly.
+_PROFILE_SECONDS, _COMPRESS_SECONDS, _BACKWARD_SECONDS = 0.05, 0.01, 1.0
 # Seconds to start, and to write a checkpoint's bytes.
-_START_SECONDS, _WRITTEN_BYTES = 1.5, 5e8
+_START_SECONDS, _WRITTEN_BYTES = 1.2, 5e8
+
+
+# One core of a processor that multiplies bfloat16 matrices; progress depends on the proportions only.
+NOMINAL_SPEED = MachineSpeed(products=190e9, rough_products=750e9, memory=4.5e9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +81,8 @@ def count_operations(model: ModelShape, work: Workload) -> Mapping[Stage, Operat
     found: dict[Stage, Operations] = {"preflight": Operations(seconds=_START_SECONDS)}
     if config.measures_sensitivities:
         tokens = min(work.windows, config.sensitivity_samples) * work.sequence_length
-        found["differentiating"] = _forward(_DIFFERENTIATING_PASSES * model.parameters * tokens, model)
+        passes = _forward(_DIFFERENTIATING_PASSES * model.parameters * tokens, model)
+        found["differentiating"] = passes + Operations(seconds=_BACKWARD_SECONDS)
     grams = sum(_gram_numbers(block) for block in model.layers)
     found["calibrating"] = _forward((sum(model.block_parameters) + grams) * work.tokens, model)
     for block in model.layers:
@@ -93,6 +99,13 @@ def total_operations(model: ModelShape, work: Workload) -> Operations | None:
     """Count the operations of all these stages together; the arguments are as above."""
     by_stage = count_operations(model, work)
     return None if by_stage is None else sum(by_stage.values(), Operations())
+
+
+def layer_parts(shapes: Sequence[Shape], *, compressing: bool) -> list[float]:
+    """Return which part of the time of all layers the first 0, 1, ... of them take, to profile or to compress them."""
+    each = [_compressing(*shape) if compressing else _profiling(shape, shares=True) for shape in shapes]
+    ends = list(itertools.accumulate((part.duration(NOMINAL_SPEED) for part in each), initial=0.0))
+    return [end / ends[-1] for end in ends] if shapes else [1.0]
 
 
 def _forward(terms: float, model: ModelShape) -> Operations:

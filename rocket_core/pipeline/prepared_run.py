@@ -8,7 +8,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.preflight import calibration_inputs
 from rocket_core.pipeline.profile_reuse import RunProfileCache
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.requirements import check_benchmark, check_evaluation, check_healing
+from rocket_core.pipeline.requirements import check_benchmark, check_evaluation, check_healing, expected_seconds
 from rocket_core.pipeline.run_coverage import coverage_of_run
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan, plan_evaluation
 from rocket_core.pipeline.stages.healed_layers import plan_layer_healing
@@ -72,6 +72,7 @@ def prepare(
     if warning is not None:
         monitor.warn(warning)
     monitor.requires(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
+    monitor.expect(expected_seconds(run, len(calibration)))
     work.claim(identity, calibration)
     if healing is not None:
         HealingState.within(work.path).save_windows(healing.windows)

@@ -1,7 +1,7 @@
 """Progress and cancellation of a run."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -106,6 +106,14 @@ class Monitor:
         self._stage: Stage = "downloading"
         self._last: Progress | None = None
         self._reported_at = 0.0
+
+    def expect(self, seconds: Mapping[Stage, float]) -> None:
+        """Divide the parts that stages have of the run by their expected seconds; other stages keep theirs."""
+        known = {stage: max(expected, 0.0) for stage, expected in seconds.items() if stage in self._shares}
+        whole = sum(known.values())
+        if whole > 0:
+            part = sum(self._shares[stage] for stage in known)
+            self._shares |= {stage: part * expected / whole for stage, expected in known.items()}
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:

@@ -1,14 +1,17 @@
 """Resources that a run needs, and checks that this machine has them."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from rocket_core.calibration.samples import CalibrationInputs
+from rocket_core.config import Stage
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError, InvalidConfigError
 from rocket_core.evaluation.models import predicts_tokens
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
+from rocket_core.inspection.duration import NOMINAL_SPEED, count_operations
 from rocket_core.inspection.evaluation_footprint import evaluation_footprint
 from rocket_core.inspection.feasibility import reach_of_layers
 from rocket_core.inspection.footprint import (
@@ -37,6 +40,21 @@ def estimate_resources(run: Run, windows: int, inputs: CalibrationInputs | None 
         windows: calibration samples.
         inputs: the samples, where each has its own shape; None for what is usual.
     """
+    return estimate_footprint(_model_shape(run), _workload(run, windows, inputs))
+
+
+def expected_seconds(run: Run, windows: int) -> Mapping[Stage, float]:
+    """Return the seconds of each stage on some machine, for their proportions; none if they are not known.
+
+    Args:
+        run: the run.
+        windows: calibration samples.
+    """
+    counted = count_operations(_model_shape(run), _workload(run, windows)) or {}
+    return {stage: operations.duration(NOMINAL_SPEED) for stage, operations in counted.items()}
+
+
+def _workload(run: Run, windows: int, inputs: CalibrationInputs | None = None) -> Workload:
     config = run.architecture.model.config.to_dict()
     sizes = {"input_bytes": input_bytes(config, run.architecture.kind)}
     if inputs is not None and inputs.is_separate:
@@ -44,8 +62,7 @@ def estimate_resources(run: Run, windows: int, inputs: CalibrationInputs | None 
         sizes = {"input_bytes": math.ceil(inputs.stored_bytes / windows), "patches": patches}
     elif run.config.includes_vision:
         sizes = tower_workload(config, run.sequence_length)
-    work = Workload(config=run.config, windows=windows, sequence_length=run.positions, **sizes)
-    return estimate_footprint(_model_shape(run), work)
+    return Workload(config=run.config, windows=windows, sequence_length=run.positions, **sizes)
 
 
 def _model_shape(run: Run) -> ModelShape:

@@ -8,9 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rocket_core.budget import Shape
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import CODE_KINDS
 from rocket_core.exports.gguf_blocks import pack_blocks
+from rocket_core.inspection.duration import layer_parts
 from rocket_core.layers import (
     LayerEntry,
     LayerFactors,
@@ -64,7 +66,7 @@ def compress_layers(
     """
     walk = BlockWalk(run, inputs, monitor.pulse)
     method = run.method
-    total = max(1, len(units))
+    parts = layer_parts([_shape(run, unit) for unit in units], compressing=True)
     done = 0
     grams = _Grams(run, work)
     for index, names in enumerate(run.layers):
@@ -76,9 +78,9 @@ def compress_layers(
             statistics, _ = walk.statistics(index, names, input_grams=input_grams)
         done += len(here) - len(pending)
         if pending != here:
-            monitor.skip_to(done / total)
+            monitor.skip_to(parts[done])
         for unit in pending:
-            monitor.step(done / total, unit.names[0])
+            monitor.step(parts[done], unit.names[0])
             with naming_the_layer(unit.names[0]):
                 problem = _problem(run, work, unit, statistics, grams)
                 result = with_rounded_values(run, unit, problem, compress_unit(method, problem, sizes.sized(unit)))
@@ -88,6 +90,12 @@ def compress_layers(
             del problem
             return_freed_memory()
             done += 1
+
+
+def _shape(run: Run, unit: CompressionUnit) -> Shape:
+    """Return the shape of the concatenated weights of a unit."""
+    shapes = [run.architecture.shape(name) for name in unit.names]
+    return shapes[0][0], sum(d_out for _, d_out in shapes)
 
 
 def is_finished(work: WorkFolder, unit: CompressionUnit) -> bool:

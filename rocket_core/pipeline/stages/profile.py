@@ -10,6 +10,7 @@ from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
 from rocket_core.config import CompressionConfig, Objective
+from rocket_core.inspection.duration import layer_parts
 from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import Method
@@ -58,15 +59,16 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
         CompressionCancelledError: the caller has cancelled the run.
     """
     walk = BlockWalk(run, inputs, monitor.pulse)
-    total = sum(len(names) for names in run.layers) + len(run.tables)
+    shapes = [run.architecture.shape(name) for names in run.layers for name in names]
+    parts = layer_parts(shapes + [run.architecture.shape(table.name) for table in run.tables], compressing=False)
     done = 0
     profiles: list[LayerProfile] = []
     skipped: dict[str, str] = {}
     for index, names in enumerate(run.layers):
-        monitor.step(done / total, names[0] if names else None)
+        monitor.step(parts[done], names[0] if names else None)
         record = work.block(index)
         if record is None:
-            on_layer = functools.partial(_report_layer, monitor, done, total)
+            on_layer = functools.partial(_report_layer, monitor, parts[done:])
             on_profile = functools.partial(_hand_over, monitor, profiles)
             record = _profile_block(run, walk, work, index, on_layer, on_profile)
             work.save_block(index, record)
@@ -75,12 +77,12 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
                 profile = work.profile(name)
                 assert profile is not None, name
                 _hand_over(monitor, profiles, profile)
-            monitor.skip_to((done + len(names)) / total)
+            monitor.skip_to(parts[done + len(names)])
         skipped |= record.skipped
         done += len(names)
     layers = len(profiles)
     for position, table in enumerate(run.tables):
-        monitor.step((done + position) / total, table.name)
+        monitor.step(parts[done + position], table.name)
         found = work.profile(table.name) or profile_table(run, walk, work, table, inputs)
         if found is None:
             skipped[table.name] = NEVER_CALLED
@@ -121,8 +123,8 @@ def objective_of(config: CompressionConfig) -> Objective:
     return config.objective if config.method == "rocket" else "whitened"
 
 
-def _report_layer(monitor: Monitor, done: int, total: int, ahead: int, name: str) -> None:
-    monitor.step((done + ahead) / total, name)
+def _report_layer(monitor: Monitor, parts: Sequence[float], ahead: int, name: str) -> None:
+    monitor.step(parts[ahead], name)
 
 
 def _hand_over(monitor: Monitor, profiles: list[LayerProfile], profile: LayerProfile) -> None:

@@ -1,8 +1,8 @@
 import pytest
 
 from rocket_core.config import compression_config
-from rocket_core.inspection.duration import Operations, count_operations, total_operations
-from rocket_core.inspection.footprint import ModelShape, Workload
+from rocket_core.inspection.duration import Operations, count_operations, layer_parts, total_operations
+from rocket_core.inspection.footprint import ModelShape, Workload, estimate_footprint
 from rocket_core.system.machine_speed import MachineSpeed
 
 # A processor that multiplies bfloat16 matrices, as measured by `benchmarks.scale`.
@@ -38,7 +38,11 @@ def test_a_measured_block_is_within_the_stated_factor():
     assert 134 / 1.5 < total_operations(shape(LLAMA_1B), work()).duration(SPEED) < 134 * 1.5
 
 
-def test_time_is_in_proportion_to_blocks_and_grows_with_tokens():
+def test_the_memory_of_a_measured_block_is_within_15_percent():
+    assert estimate_footprint(shape(LLAMA_1B), work()).memory_bytes == pytest.approx(2.859e9, rel=0.15)
+
+
+def test_time_is_in_proportion_to_blocks_and_rises_with_tokens():
     one, four = (count_operations(shape(LLAMA_1B, blocks), work()) for blocks in (1, 4))
     for stage in ("calibrating", "factorizing"):
         assert four[stage].duration(SPEED) == pytest.approx(4 * one[stage].duration(SPEED))
@@ -63,3 +67,13 @@ def test_slower_machines_take_longer():
     operations = Operations(products=1e9, rough_products=1e9, memory=1e9, seconds=1.0)
     fast = MachineSpeed(products=1e9, rough_products=2e9, memory=4e9)
     assert operations.duration(fast) == pytest.approx(1 + 1 + 0.5 + 0.25)
+
+
+@pytest.mark.parametrize("compressing", [False, True])
+def test_parts_of_layers_rise_from_nothing_to_all(compressing):
+    parts = layer_parts(LLAMA_1B, compressing=compressing)
+    assert parts[0] == 0
+    assert parts[-1] == 1
+    assert parts == sorted(parts)
+    assert parts[-1] - parts[-2] > 0.25, "the last layer has four times as many inputs"
+    assert layer_parts([], compressing=compressing) == [1.0]

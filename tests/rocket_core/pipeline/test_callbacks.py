@@ -1,10 +1,13 @@
 import itertools
 
 import pytest
+import torch
 
 from rocket_core.checkpoint import find_model
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline import compress
+from rocket_core.pipeline.progress import Callbacks, Monitor
+from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.report.schema import StageReport
 
 
@@ -78,6 +81,22 @@ def test_the_time_left_is_estimated_from_layers_only(tmp_path, model_folder, set
     assert [progress.seconds_left for progress in told[: first_layer + 1]] == [None] * (first_layer + 1)
     assert all(progress.seconds_left is not None for progress in told[first_layer + 2 :])
     assert told[-1].seconds_left == 0
+
+
+def test_stages_have_the_parts_of_the_run_that_are_expected():
+    found = []
+    callbacks = Callbacks(on_progress=lambda progress: found.append(progress.fraction), should_cancel=lambda: False)
+    monitor = Monitor(callbacks, Costs(torch.device("cpu"), {}))
+    monitor.expect({"preflight": 1.0, "calibrating": 2.0, "factorizing": 7.0, "healing": 5.0})
+    for stage in ("calibrating", "factorizing"):
+        with monitor.stage(stage):
+            monitor.step(1.0)
+    begun, profiled, _same, compressed = found
+    assert compressed - profiled > 3 * (profiled - begun) > 0
+    monitor.expect({})
+    with monitor.stage("exporting"):
+        monitor.step(1.0)
+    assert found[-1] == pytest.approx(1.0)
 
 
 def test_a_run_reports_progress_and_cancels_within_a_block(tmp_path, model_folder, settings, monkeypatch):

@@ -111,7 +111,7 @@ def test_availability_is_unknown_for_remote_workers(app, client):
     assert told["available"] is told["seconds"] is None
 
 
-def test_the_time_is_known_for_jobs_on_this_machine_that_only_compress(client, monkeypatch):
+def test_the_time_of_jobs_here_that_only_compress_is_known(client, monkeypatch):
     monkeypatch.setattr(estimates, "has_accelerator", lambda: False)
     monkeypatch.setattr(estimates, "measure_speed", lambda: SPEED)
     seconds = estimate(client)["seconds"]
