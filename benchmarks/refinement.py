@@ -9,7 +9,7 @@ Its parts, of which `--only` takes some, and `--rows` and `--sizes` some of the 
 - `stories`: stories260K with the TinyStories texts. `best`, `max`, and `best` with healing after it; at 0.3 and 0.5 of
   the parameters removed, with factored kinds alone, and at 0.2 and 0.15 of the bytes of 16 bits per weight.
 - `tiny-llama`: examples/tiny-llama. `paper`, `best` and `max` at 0.2 to 0.5 of the parameters removed.
-- `encoder`: a sentence encoder. `best` and `max` at 0.3 and 0.5 of the parameters removed.
+- `encoder`: a sentence encoder. `best` and `max` at 0.5 of the parameters removed, and at 0.28 of the bytes.
 - `rivals`: AutoRound on examples/tiny-llama, and `max` at its bytes.
 
 Models are converted to float16 first. Every run is saved in OUT/refinement.json when it ends, and saved runs are not
@@ -126,7 +126,7 @@ STUDIES: Mapping[str, Study] = {
     "encoder": Study(
         title="MiniLM",
         rows=("best", "max"),
-        sizes=[_removed(part, {"max": 1.0}) for part in (0.3, 0.5)],
+        sizes=[_removed(0.5, {"max": 1.0}), _bytes(0.28, {"max": 1.0})],
         measure="drift",
         against="best",
         length=128,
