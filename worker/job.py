@@ -282,6 +282,7 @@ class Attempt:
             self._settings.datasets_folder: LOCAL.removesuffix("/"),
             folders.uploaded: UPLOAD.removesuffix("/"),
             folders.output: f"the work folder of {self._lease.job_id}",
+            folders.earlier: "the earlier result",
             self._settings.data_dir: "the data folder",
             _home(): "~",
         }

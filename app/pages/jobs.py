@@ -28,9 +28,10 @@ from app.shared.repositories.jobs import JobFilter
 from app.shared.requests import SOURCE_EXPORT, ExportRequest, HealingRequest, JobRequest
 from rocket_core.config import DEFAULT_HEALING_TOKENS
 from rocket_core.report.cost_table import cost_comparison
-from rocket_core.report.figures import Figure, predicted_map, report_figures
+from rocket_core.report.figures import Figure, report_figures
 from rocket_core.report.formatting import count_text
 from rocket_core.report.loss_curve import loss_curve
+from rocket_core.report.running_map import running_map
 from rocket_core.report.schema import CompressionReport
 from rocket_core.token_counts import parse_tokens
 
@@ -141,7 +142,7 @@ def show_map(
     job, state, layers = outputs.list_progress(context, owner, job_id, shown=shown)
     if layers is None and not Status(job.status).is_terminal:
         return Response(status_code=204)
-    figure = predicted_map(layers, compressed=job.compressed_layers) if layers else None
+    figure = running_map(layers, compressed=job.compressed_layers) if layers else None
     return render(request, "job_map.html.j2", job=job_view(job), figure=figure, state=state)
 
 

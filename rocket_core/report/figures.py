@@ -6,7 +6,7 @@ do not contain.
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -136,12 +136,11 @@ def expert_map(layers: Iterable[LayerReport]) -> Figure | None:
     )
 
 
-def predicted_map(chosen: Iterable[tuple[LayerShape, Candidate | None]], *, compressed: int = 0) -> Figure:
+def predicted_map(chosen: Iterable[tuple[LayerShape, Candidate | None]]) -> Figure:
     """Return the same figure as `allocation_map` for an allocation that has not been carried out.
 
     Args:
         chosen: each layer with the candidate allocated to it, in model order; None where there is no allocation yet.
-        compressed: number of the first layers for which it has been carried out; they are marked.
     """
     pairs = tuple(chosen)
     places = places_of([layer.name for layer, _ in pairs])
@@ -151,17 +150,7 @@ def predicted_map(chosen: Iterable[tuple[LayerShape, Candidate | None]], *, comp
         else dict.fromkeys(_MAP_COLUMNS) | {**place.model_dump(), "layer": layer.name, "kind": "profiled"}
         for place, (layer, candidate) in zip(places, pairs, strict=True)
     ]
-    figure = _map_of(rows, [layer for layer, _ in pairs], "predicted error of the output")
-    done, waiting = (
-        {(place.block, place.projection) for place in part} for part in (places[:compressed], places[compressed:])
-    )
-    return _marked(figure, done - waiting) if compressed else figure
-
-
-def _marked(figure: Figure, done: Collection[tuple[Value, Value]]) -> Figure:
-    """Return a map on which the cells at some places are marked as compressed; combined cells never are."""
-    rows = tuple({**row, "compressed": (row["block"], row["projection"]) in done} for row in figure.rows)
-    return figure.model_copy(update={"rows": rows, "note": f"{figure.note} Those with a thick border are compressed."})
+    return _map_of(rows, [layer for layer, _ in pairs], "predicted error of the output")
 
 
 def _predicted_row(place: Place, layer: LayerShape, candidate: Candidate) -> Row:

@@ -27,6 +27,9 @@ def headlines(report: CompressionReport) -> tuple[Headline, ...]:
 def _size(report: CompressionReport) -> Headline:
     totals = report.totals
     saved = 1 - totals.stored_bytes / totals.dense_bytes if totals.dense_bytes else 0.0
+    if [export.kind for export in report.exports] == ["dense"]:
+        detail = f"as large as the original; the weights are those of {report.change_text}"
+        return Headline(name="Size", value=bytes_text(totals.stored_bytes), detail=detail)
     change = f"{percent_text(saved)} less" if saved >= 0 else f"{percent_text(-saved)} more"
     return Headline(
         name="Size",

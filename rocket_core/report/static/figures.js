@@ -365,6 +365,9 @@
     const rows = data.rows.filter((row) => row[name] > 0);
     const texts = [...new Set(data.rows.map((row) => row.text))];
     const title = data.columns.find((column) => column.name === name).title;
+    const [least, most] = d3.extent(rows, (row) => row[name]);
+    // Wide enough for a tick that has a number, also for a single point.
+    const wider = Math.sqrt(Math.max(1, (2.6 * least) / most));
     return Plot.plot({
       ...common(data, width),
       marginLeft: 64,
@@ -372,8 +375,8 @@
       marginBottom: 52,
       height: 340,
       grid: true,
-      x: { label: "size of all weights →", tickFormat: megabytes, ticks: Math.max(2, Math.floor(width / 110)), nice: true, inset: 12 },
-      y: { label: `↑ ${title}`, type: "log", tickFormat: logarithmic, inset: 12 },
+      x: { label: "size of all weights →", tickFormat: megabytes, ticks: Math.max(2, Math.floor(width / 110)), nice: true, inset: 12, labelOffset: 46 },
+      y: { label: `↑ ${title}`, type: "log", domain: rows.length ? [least / wider, most * wider] : undefined, tickFormat: logarithmic, inset: 12 },
       color: { domain: texts, scheme: "Observable10" },
       symbol: { domain: texts, legend: true },
       marks: [

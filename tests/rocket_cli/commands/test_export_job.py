@@ -13,6 +13,7 @@ def test_the_result_of_a_job_is_exported_by_another(remote, client, service):
     assert (outcome.code, outcome.out) == (0, f"{job.id}\n")
     assert (job.kind, job.source_job_id, job.export_to, job.metadata) == ("export", source, "dense", {"a": "b"})
     assert f"rocket watch {job.id}" in outcome.err
+    assert "as dense" in remote("jobs").out
 
 
 def test_a_format_that_cannot_hold_it_is_an_error(remote, service):

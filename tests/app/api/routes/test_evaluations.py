@@ -37,7 +37,7 @@ def done(submitted, worker):
     return f"/jobs/{submitted}"
 
 
-def test_prompts_that_the_model_cannot_answer_are_refused_at_once(client, submitted, worker):
+def test_prompts_for_an_encoder_are_refused_at_once(client, submitted, worker):
     config = b'{"architectures": ["BertForMaskedLM"]}'
     worker.succeed(submitted, {"factored/model.safetensors": b"1", "factored/config.json": config})
     answers = [
