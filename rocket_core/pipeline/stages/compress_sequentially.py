@@ -4,7 +4,7 @@ Two streams of hidden states pass through the model: that of the dense model, an
 far. A layer whose inputs are X in the first and X' in the second is compressed towards the dense output: the weight
 that brings X' closest to XW is W* = (X'ᵀX')⁻¹X'ᵀX W. The method is given the weight halfway between W and W*, with the
 Gram matrix of X'. Later layers thus compensate for errors of earlier ones, as far as possible, instead of accumulating
-them.
+them. Where text is read in both directions, less is compensated, see `_WholeTextSums`.
 """
 
 import copy
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.layers import approximation
-from rocket_core.linalg.whitening import GramStatistics, shrunk_gram
+from rocket_core.linalg.sequential_target import part_way_target, token_weights
+from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import CompressedWeight, LayerProblem
 from rocket_core.models.architecture import oriented_weight
 from rocket_core.models.block_calls import Activations
@@ -40,6 +41,10 @@ from rocket_core.pipeline.stages.stored_weight import install_weight
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.process_memory import return_freed_memory
+
+# Part of the way from a weight to the target that compensates for earlier errors; see `part_way_target`.
+_STEP = 0.5
+_STEP_IN_WHOLE_TEXTS = 0.25
 
 # Cost of refining a block, in units of that of compressing its layers; only the progress bar depends on it.
 _REFINEMENT_COST = 2.0
@@ -66,6 +71,57 @@ class _CrossSums:
         self.tokens += rows.shape[0]
         self.gram = self.gram + (rows.mT @ rows).double()
         self.cross = self.cross + (rows.mT @ dense_rows).double()
+
+    def target(self, weight: Float[Tensor, "d_in d_out"], shrinkage: float) -> Float[Tensor, "d_in d_out"]:
+        """Return what a layer is compressed towards, in float64."""
+        return part_way_target(weight, self.gram, self.cross, tokens=self.tokens, shrinkage=shrinkage, step=_STEP)
+
+    @property
+    def fitted_gram(self) -> Float[Tensor, "d_in d_in"]:
+        """The Gram matrix under which the target is approximated."""
+        return self.gram
+
+
+@dataclass(kw_only=True, slots=True)
+class _WholeTextSums(_CrossSums):
+    """Running sums for a block that reads text in both directions.
+
+    Calibration windows show a decoder texts of all lengths up to theirs, but only one length to such a block. In
+    shorter texts its inputs deviate in other ways, and what compensates for deviations in windows adds to them.
+    Therefore the target is nearer to the weight, is approximated for the inputs of the dense model, and is fitted with
+    tokens that count relative to their outputs.
+
+    Attributes:
+        weight: the concatenated weights of all layers that read the input, in the computing precision.
+        mean_energy: mean of a token's squared output.
+        dense_gram: XᵀX.
+        weighted_gram: X'ᵀTX', with T the diagonal of `token_weights`.
+        weighted_cross: X'ᵀTX.
+    """
+
+    weight: Tensor
+    mean_energy: float
+    dense_gram: Tensor = field(default_factory=lambda: torch.zeros(()))
+    weighted_gram: Tensor = field(default_factory=lambda: torch.zeros(()))
+    weighted_cross: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
+        """Add the rows of a batch."""
+        _CrossSums.add(self, rows, dense_rows)
+        weighted = rows * token_weights(dense_rows @ self.weight, self.mean_energy)[:, None]
+        self.dense_gram = self.dense_gram + (dense_rows.mT @ dense_rows).double()
+        self.weighted_gram = self.weighted_gram + (weighted.mT @ rows).double()
+        self.weighted_cross = self.weighted_cross + (weighted.mT @ dense_rows).double()
+
+    def target(self, weight: Float[Tensor, "d_in d_out"], shrinkage: float) -> Float[Tensor, "d_in d_out"]:
+        """Return what a layer is compressed towards, in float64."""
+        sums = self.weighted_gram, self.weighted_cross
+        return part_way_target(weight, *sums, tokens=self.tokens, shrinkage=shrinkage, step=_STEP_IN_WHOLE_TEXTS)
+
+    @property
+    def fitted_gram(self) -> Float[Tensor, "d_in d_in"]:
+        """The Gram matrix under which the target is approximated."""
+        return self.dense_gram
 
 
 class SequentialCompression:
@@ -224,7 +280,7 @@ class SequentialCompression:
         for position, (group, found) in enumerate(groups):
             if not all(is_finished(self._work, unit) for unit in found):
                 passed = onwards and position == len(groups) - 1
-                sums = self._sums(group, dense, compressed, for_good=passed)
+                sums = self._sums(self._no_sums(index, found, dense), group, dense, compressed, for_good=passed)
                 for unit in found:
                     self._compress_unit(unit, dense.layers, sums)
             else:
@@ -235,9 +291,23 @@ class SequentialCompression:
                     install_weight(self._run, self._work, unit, name, compressed.layers[name])
         return passed
 
-    def _sums(self, name: str, dense: BlockSide, compressed: BlockSide, *, for_good: bool) -> _CrossSums:
-        """Return the sums over a layer's inputs in both streams; `for_good` takes the dense one to the next block."""
-        sums = _CrossSums()
+    def _no_sums(self, index: int, units: Sequence[CompressionUnit], dense: BlockSide) -> _CrossSums:
+        """Return empty sums for the units of a block that read the same input."""
+        architecture = self._run.architecture
+        in_both_directions = not architecture.is_causal and architecture.list_of(index).first == 0
+        if architecture.kind != "text" or not in_both_directions:
+            return _CrossSums()
+        names = [name for unit in units for name in unit.names]
+        profile = self._work.profile(names[0])
+        assert profile is not None, names[0]
+        energy = sum(float(self._work.output_energies(name).sum()) for name in names)
+        weight = torch.cat([oriented_weight(dense.layers[name]) for name in names], dim=1)
+        return _WholeTextSums(weight=weight.to(self._run.precision), mean_energy=energy / profile.tokens)
+
+    def _sums(
+        self, sums: _CrossSums, name: str, dense: BlockSide, compressed: BlockSide, *, for_good: bool
+    ) -> _CrossSums:
+        """Add a layer's inputs in both streams to sums; `for_good` takes the dense stream to the next block."""
         called_once = False
         for batch in range(dense.batches):
             self._monitor.pulse()
@@ -254,67 +324,15 @@ class SequentialCompression:
         self._monitor.step(self._share(), unit.names[0])
         run = self._run
         weight = torch.cat([oriented_weight(dense[name]) for name in unit.names], dim=1).double()
-        target = halfway_target(weight, sums.gram, sums.cross, tokens=sums.tokens, shrinkage=run.config.shrinkage)
-        statistics = GramStatistics(
-            tokens=sums.tokens, gram=sums.gram, output_gram=None, input_energy=sums.gram.diagonal()
-        )
+        target = sums.target(weight, run.config.shrinkage)
+        gram = sums.fitted_gram
+        statistics = GramStatistics(tokens=sums.tokens, gram=gram, output_gram=None, input_energy=gram.diagonal())
         with naming_the_layer(unit.names[0]):
             problem = layer_problem(run, self._work, unit.names, statistics, weight=target)
             result = compress_unit(run.method, problem, self._sizes.sized(unit))
             result = with_rounded_values(run, unit, problem, result)
         energies = torch.cat([self._work.output_energies(name) for name in unit.names]).to(run.device)
         save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums, energies))
-
-
-def cross_target(
-    weight: Float[Tensor, "d_in d_out"],
-    gram: Float[Tensor, "d_in d_in"],
-    cross: Float[Tensor, "d_in d_in"],
-    *,
-    tokens: int,
-    shrinkage: float,
-) -> Float[Tensor, "d_in d_out"]:
-    """Return the weight that brings the inputs of the compressed model closest to the dense model's outputs.
-
-    Minimises ‖XW - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖² with G' = X'ᵀX' and a the strength of the shrinkage: if the
-    tokens are too few to determine it, the target stays close to W.
-
-    Args:
-        weight: W, in float64.
-        gram: G'.
-        cross: X'ᵀX.
-        tokens: rows of X.
-        shrinkage: pull towards the diagonal, [0, 1].
-
-    Returns:
-        W*, in float64.
-    """
-    shrunk = shrunk_gram(gram, tokens, shrinkage)
-    pull = shrunk.diagonal() - gram.diagonal()
-    mean = shrunk.diagonal().mean()
-    # Inputs that never fire leave a zero on the diagonal; their weights are unchanged.
-    floor = torch.where(shrunk.diagonal() > 0, 1e-10 * mean, torch.where(mean > 0, mean, 1.0))
-    solution: Tensor = torch.linalg.solve(shrunk + torch.diag(floor), cross @ weight + (pull + floor)[:, None] * weight)
-    return solution
-
-
-def halfway_target(
-    weight: Float[Tensor, "d_in d_out"],
-    gram: Float[Tensor, "d_in d_in"],
-    cross: Float[Tensor, "d_in d_in"],
-    *,
-    tokens: int,
-    shrinkage: float,
-) -> Float[Tensor, "d_in d_out"]:
-    """Return the target of a layer: halfway from its weight to `cross_target`, which has the same arguments.
-
-    With the full step, a layer also fits the noise that earlier layers happen to produce in the calibration windows,
-    and answers deviating inputs with outputs that are too small. One half was chosen on training text alone:
-    stories260K at ratio 0.5, calibrated on two thirds of its training stories and measured on the last third, has 2.14,
-    1.82, 1.73, 1.75 and 1.87 times the dense perplexity after 0, 1/4, 1/2, 3/4 and all of the step; at 0.3 and 0.4 one
-    half is also best.
-    """
-    return torch.lerp(weight, cross_target(weight, gram, cross, tokens=tokens, shrinkage=shrinkage), 0.5)
 
 
 def _achieved(
