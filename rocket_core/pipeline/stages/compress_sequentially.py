@@ -4,7 +4,7 @@ Two streams of hidden states pass through the model: that of the dense model, an
 far. A layer whose inputs are X in the first and X' in the second is compressed towards the dense output: the weight
 that brings X' closest to XW is W* = (X'ᵀX')⁻¹X'ᵀX W. The method is given the weight halfway between W and W*, with the
 Gram matrix of X'. Later layers thus compensate for errors of earlier ones, as far as possible, instead of accumulating
-them.
+them. Where text is read in both directions, less is compensated, see `WholeTextSums`.
 """
 
 import copy
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.layers import approximation
-from rocket_core.linalg.whitening import GramStatistics, shrunk_gram
+from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import CompressedWeight, LayerProblem
 from rocket_core.models.architecture import oriented_weight
 from rocket_core.models.block_calls import Activations
@@ -35,7 +35,8 @@ from rocket_core.pipeline.stages.compress import (
     save,
     with_rounded_values,
 )
-from rocket_core.pipeline.stages.expert_sums import CrossSums, ExpertLayer, ExpertSums, expert_layers
+from rocket_core.pipeline.stages.cross_sums import CrossSums, WholeTextSums
+from rocket_core.pipeline.stages.expert_sums import ExpertLayer, ExpertSums, expert_layers
 from rocket_core.pipeline.stages.refine import REFINED_BATCHES, REFINED_TOKENS_ON_CPU, CompressedBlock, Refinement
 from rocket_core.pipeline.stages.stored_weight import install_weight
 from rocket_core.pipeline.stages.units import CompressionUnit
@@ -208,7 +209,7 @@ class SequentialCompression:
             if not all(is_finished(self._work, unit) for unit in found):
                 if layer is None:
                     passed = onwards and position == len(groups) - 1
-                    sums = self._sums(group[0], dense, compressed, for_good=passed)
+                    sums = self._sums(self._no_sums(index, found, dense), group[0], dense, compressed, for_good=passed)
                 else:
                     sums = of_experts.of(layer)
                 for unit in found:
@@ -231,9 +232,23 @@ class SequentialCompression:
             on_batch=self._monitor.pulse,
         )
 
-    def _sums(self, name: str, dense: BlockSide, compressed: BlockSide, *, for_good: bool) -> CrossSums:
-        """Return the sums over a layer's inputs in both streams; `for_good` takes the dense one to the next block."""
-        sums = CrossSums()
+    def _no_sums(self, index: int, units: Sequence[CompressionUnit], dense: BlockSide) -> CrossSums:
+        """Return empty sums for the units of a block that read the same input."""
+        architecture = self._run.architecture
+        in_both_directions = not architecture.is_causal and architecture.list_of(index).first == 0
+        if architecture.kind != "text" or not in_both_directions:
+            return CrossSums()
+        names = [name for unit in units for name in unit.names]
+        profile = self._work.profile(names[0])
+        assert profile is not None, names[0]
+        energy = sum(float(self._work.output_energies(name).sum()) for name in names)
+        weight = torch.cat([oriented_weight(dense.layers[name]) for name in names], dim=1)
+        return WholeTextSums(weight=weight.to(self._run.precision), mean_energy=energy / profile.tokens)
+
+    def _sums(
+        self, sums: CrossSums, name: str, dense: BlockSide, compressed: BlockSide, *, for_good: bool
+    ) -> CrossSums:
+        """Add a layer's inputs in both streams to sums; `for_good` takes the dense stream to the next block."""
         called_once = False
         for batch in range(dense.batches):
             self._monitor.pulse()
@@ -250,10 +265,9 @@ class SequentialCompression:
         self._monitor.step(self._share(), unit.names[0])
         run = self._run
         weight = torch.cat([oriented_weight(dense[name]) for name in unit.names], dim=1).double()
-        target = halfway_target(weight, sums.gram, sums.cross, tokens=sums.tokens, shrinkage=run.config.shrinkage)
-        statistics = GramStatistics(
-            tokens=sums.tokens, gram=sums.gram, output_gram=None, input_energy=sums.gram.diagonal()
-        )
+        target = sums.target(weight, run.config.shrinkage)
+        gram = sums.fitted_gram
+        statistics = GramStatistics(tokens=sums.tokens, gram=gram, output_gram=None, input_energy=gram.diagonal())
         with naming_the_layer(unit.names[0]):
             problem = layer_problem(run, self._work, unit.names, statistics, weight=target)
             result = compress_unit(run.method, problem, self._sizes.sized(unit))
@@ -267,57 +281,6 @@ def _in_order(
 ) -> list[tuple[Sequence[str], ExpertLayer | None]]:
     """Return groups of layers in the order of their compression: the last layers of all experts after the others."""
     return sorted(groups, key=lambda group: group[1] is not None and group[1].is_last)
-
-
-def cross_target(
-    weight: Float[Tensor, "d_in d_out"],
-    gram: Float[Tensor, "d_in d_in"],
-    cross: Float[Tensor, "d_in d_in"],
-    *,
-    tokens: int,
-    shrinkage: float,
-) -> Float[Tensor, "d_in d_out"]:
-    """Return the weight that brings the inputs of the compressed model closest to the dense model's outputs.
-
-    Minimises ‖XW - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖² with G' = X'ᵀX' and a the strength of the shrinkage: if the
-    tokens are too few to determine it, the target stays close to W.
-
-    Args:
-        weight: W, in float64.
-        gram: G'.
-        cross: X'ᵀX.
-        tokens: rows of X.
-        shrinkage: pull towards the diagonal, [0, 1].
-
-    Returns:
-        W*, in float64.
-    """
-    shrunk = shrunk_gram(gram, tokens, shrinkage)
-    pull = shrunk.diagonal() - gram.diagonal()
-    mean = shrunk.diagonal().mean()
-    # Inputs that never fire leave a zero on the diagonal; their weights are unchanged.
-    floor = torch.where(shrunk.diagonal() > 0, 1e-10 * mean, torch.where(mean > 0, mean, 1.0))
-    solution: Tensor = torch.linalg.solve(shrunk + torch.diag(floor), cross @ weight + (pull + floor)[:, None] * weight)
-    return solution
-
-
-def halfway_target(
-    weight: Float[Tensor, "d_in d_out"],
-    gram: Float[Tensor, "d_in d_in"],
-    cross: Float[Tensor, "d_in d_in"],
-    *,
-    tokens: int,
-    shrinkage: float,
-) -> Float[Tensor, "d_in d_out"]:
-    """Return the target of a layer: halfway from its weight to `cross_target`, which has the same arguments.
-
-    With the full step, a layer also fits the noise that earlier layers happen to produce in the calibration windows,
-    and answers deviating inputs with outputs that are too small. One half was chosen on training text alone:
-    stories260K at ratio 0.5, calibrated on two thirds of its training stories and measured on the last third, has 2.14,
-    1.82, 1.73, 1.75 and 1.87 times the dense perplexity after 0, 1/4, 1/2, 3/4 and all of the step; at 0.3 and 0.4 one
-    half is also best.
-    """
-    return torch.lerp(weight, cross_target(weight, gram, cross, tokens=tokens, shrinkage=shrinkage), 0.5)
 
 
 def _achieved(

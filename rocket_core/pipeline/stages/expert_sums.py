@@ -19,40 +19,10 @@ from torch import Tensor, nn
 from rocket_core.calibration.expert_grams import SAMPLE_TOKENS, effective_rank, find_experts
 from rocket_core.experts import Expert, UnfusedExperts
 from rocket_core.pipeline.stages.block_side import BlockSide
+from rocket_core.pipeline.stages.cross_sums import CrossSums
 
 # Sums of several experts that are held at a time; a single one may be larger.
 _MOST_BYTES = 2**27
-
-
-@dataclass(kw_only=True, slots=True)
-class CrossSums:
-    """Running sums over the inputs X of a dense layer and X' of the same layer after compressed ones, in float64.
-
-    Attributes:
-        tokens: number of rows.
-        gram: X'ᵀX'.
-        cross: X'ᵀX.
-    """
-
-    tokens: int = 0
-    gram: Tensor = field(default_factory=lambda: torch.zeros(()))
-    cross: Tensor = field(default_factory=lambda: torch.zeros(()))
-
-    def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
-        """Add the rows of a batch."""
-        self.tokens += rows.shape[0]
-        self.gram = self.gram + (rows.mT @ rows).double()
-        self.cross = self.cross + (rows.mT @ dense_rows).double()
-
-    def with_average(self, average: "_Average") -> "CrossSums":
-        """Return these sums and those of as many average tokens as their covariance has effective ranks."""
-        total = average.sums.tokens
-        added = max(1, round(effective_rank(average.dense_gram / total)))
-        return CrossSums(
-            tokens=self.tokens + added,
-            gram=self.gram + added / total * average.sums.gram,
-            cross=self.cross + added / total * average.sums.cross,
-        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -71,6 +41,17 @@ class _Average:
         """Add the rows of a batch."""
         self.sums.add(rows, dense_rows)
         self.dense_gram = self.dense_gram + (dense_rows.mT @ dense_rows).double()
+
+
+def _with_average(sums: CrossSums, average: _Average) -> CrossSums:
+    """Return sums and those of as many average tokens as their covariance has effective ranks."""
+    total = average.sums.tokens
+    added = max(1, round(effective_rank(average.dense_gram / total)))
+    return CrossSums(
+        tokens=sums.tokens + added,
+        gram=sums.gram + added / total * average.sums.gram,
+        cross=sums.cross + added / total * average.sums.cross,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,8 +159,8 @@ class ExpertSums:
         if averaged and not layers[0].is_last:
             self._averages[layers[0].module] = averages[layers[0].name]
         return {
-            layer.name: own[layer.name].with_average(
-                averages[layer.name] if layer.is_last else self._averages[layer.module]
+            layer.name: _with_average(
+                own[layer.name], averages[layer.name] if layer.is_last else self._averages[layer.module]
             )
             for layer in layers
         }

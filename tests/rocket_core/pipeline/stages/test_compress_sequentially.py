@@ -82,6 +82,20 @@ def test_layers_with_dense_inputs_match_independent_compression(run_with):
     assert not torch.equal(first[f"{last}.weight"], second[f"{last}.weight"])
 
 
+def test_an_encoder_is_fitted_to_the_dense_inputs(run_with, tmp_path, model_folder, settings, monkeypatch):
+    in_sequence, apart = (
+        tensors(run_with("bert", kinds=("sparse",), sequential=sequential)[0]) for sequential in (True, False)
+    )
+    assert any(not torch.equal(in_sequence[name], tensor) for name, tensor in apart.items())
+    # Without a step towards compensating targets, nothing depends on the layers before.
+    monkeypatch.setattr("rocket_core.pipeline.stages.compress_sequentially._STEP_IN_WHOLE_TEXTS", 0.0)
+    chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), kinds=("sparse",))
+    compress(str(model_folder("bert")), tmp_path, chosen)
+    without_steps = tensors(tmp_path)
+    for name, tensor in apart.items():
+        torch.testing.assert_close(without_steps[name], tensor, rtol=1e-3, atol=1e-4)
+
+
 def test_a_shared_dictionary_is_stored_once_and_reported(run_with):
     output, report = run_with(kinds=("shared",))
     owners = {layer.dictionary for layer in report.layers if layer.dictionary}

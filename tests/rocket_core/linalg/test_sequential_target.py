@@ -3,7 +3,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rocket_core.pipeline.stages.compress_sequentially import cross_target, halfway_target
+from rocket_core.linalg.sequential_target import cross_target, part_way_target, token_weights
 
 few = settings(max_examples=60, deadline=None)
 
@@ -87,8 +87,37 @@ def test_it_brings_the_outputs_closer_than_the_weight_itself():
     assert torch.linalg.norm(wanted - compressed @ found) < 0.8 * torch.linalg.norm(wanted - compressed @ weight)
 
 
-def test_layers_are_compressed_towards_the_halfway_target():
+@pytest.mark.parametrize("step", [0.0, 0.25, 0.5])
+def test_layers_are_compressed_towards_a_part_way_target(step):
     dense, compressed, weight = streams(10, 6, 50)
-    found = halfway_target(weight, compressed.T @ compressed, compressed.T @ dense, tokens=50, shrinkage=0.0)
+    grams = compressed.T @ compressed, compressed.T @ dense
+    found = part_way_target(weight, *grams, tokens=50, shrinkage=0.0, step=step)
     best = torch.linalg.lstsq(compressed, dense @ weight).solution
-    torch.testing.assert_close(found, (weight + best) / 2, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(found, (1 - step) * weight + step * best, rtol=1e-7, atol=1e-8)
+
+
+def test_a_token_counts_relative_to_its_output():
+    outputs = torch.tensor([[0.0, 0.0], [3.0, 4.0], [30.0, 40.0]])
+    torch.testing.assert_close(token_weights(outputs, 25.0), torch.tensor([1.0, 1 / 2, 1 / 101]))
+    torch.testing.assert_close(token_weights(0 * outputs, 0.0), torch.ones(3))
+
+
+def test_one_token_of_huge_outputs_hardly_moves_the_target():
+    dense, compressed, weight = streams(12, 6, 300)
+    # As the first token of a window in some models: what is left of its output differs much, and matters little.
+    dense[::100] *= 40
+    compressed[::100] = 20 * compressed[::100] + dense[::100] / 4
+    outputs = dense @ weight
+    counts = token_weights(outputs, float(outputs.square().sum(dim=1).mean()))
+    others = torch.ones(300, dtype=torch.bool)
+    others[::100] = False
+
+    def left(weights):
+        rows = compressed * weights[:, None]
+        found = cross_target(weight, rows.T @ compressed, rows.T @ dense, tokens=300, shrinkage=0.0)
+        return torch.linalg.norm((outputs - compressed @ found)[others])
+
+    best = torch.linalg.lstsq(compressed[others], outputs[others]).solution
+    least = torch.linalg.norm((outputs - compressed @ best)[others])
+    assert left(counts) < 1.05 * least
+    assert left(torch.ones(300, dtype=torch.float64)) > 1.2 * least

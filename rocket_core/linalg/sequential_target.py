@@ -1,0 +1,83 @@
+"""Targets of layers whose inputs deviate from the dense model's, because the layers before them are compressed."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rocket_core.linalg.whitening import shrunk_gram
+
+
+def token_weights(outputs: Float[Tensor, "rows d_out"], mean_energy: float) -> Float[Tensor, " rows"]:
+    """Return how much the error of each token counts: 1 / (1 + ‖y‖² / m), y its output and m the mean of ‖y‖².
+
+    In many models one token of each window, mostly the first, has outputs some hundred times as large as those of the
+    others. The norm that follows removes their size, so that errors of that token matter relative to it; counted as
+    they are, they would determine what all other tokens get.
+
+    Args:
+        outputs: Y.
+        mean_energy: m; may be 0 if all outputs are.
+    """
+    energy = max(mean_energy, torch.finfo(outputs.dtype).tiny)
+    return energy / (energy + outputs.square().sum(dim=1))
+
+
+def cross_target(
+    weight: Float[Tensor, "d_in d_out"],
+    gram: Float[Tensor, "d_in d_in"],
+    cross: Float[Tensor, "d_in d_in"],
+    *,
+    tokens: int,
+    shrinkage: float,
+) -> Float[Tensor, "d_in d_out"]:
+    """Return the weight that brings the inputs of the compressed model closest to the dense model's outputs.
+
+    Minimises ‖XW - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖² with G' = X'ᵀX' and a the strength of the shrinkage: if the
+    tokens are too few to determine it, the target stays close to W. With weighted tokens, X and X' are multiplied by
+    the roots of their weights.
+
+    Args:
+        weight: W, in float64.
+        gram: G'.
+        cross: X'ᵀX.
+        tokens: rows of X.
+        shrinkage: pull towards the diagonal, [0, 1].
+
+    Returns:
+        W*, in float64.
+    """
+    shrunk = shrunk_gram(gram, tokens, shrinkage)
+    pull = shrunk.diagonal() - gram.diagonal()
+    mean = shrunk.diagonal().mean()
+    # Inputs that never fire leave a zero on the diagonal; their weights are unchanged.
+    floor = torch.where(shrunk.diagonal() > 0, 1e-10 * mean, torch.where(mean > 0, mean, 1.0))
+    solution: Tensor = torch.linalg.solve(shrunk + torch.diag(floor), cross @ weight + (pull + floor)[:, None] * weight)
+    return solution
+
+
+def part_way_target(
+    weight: Float[Tensor, "d_in d_out"],
+    gram: Float[Tensor, "d_in d_in"],
+    cross: Float[Tensor, "d_in d_in"],
+    *,
+    tokens: int,
+    shrinkage: float,
+    step: float,
+) -> Float[Tensor, "d_in d_out"]:
+    """Return the target of a layer: a part of the way from its weight to `cross_target`, which has the same arguments.
+
+    With the full step, a layer also fits the noise that earlier layers happen to produce in the calibration windows,
+    and answers deviating inputs with outputs that are too small. One half was chosen on training text alone:
+    stories260K at ratio 0.5, calibrated on two thirds of its training stories and measured on the last third, has 2.14,
+    1.82, 1.73, 1.75 and 1.87 times the dense perplexity after 0, 1/4, 1/2, 3/4 and all of the step; at 0.3 and 0.4 one
+    half is also best.
+
+    Args:
+        weight: W.
+        gram: see `cross_target`.
+        cross: see `cross_target`.
+        tokens: see `cross_target`.
+        shrinkage: see `cross_target`.
+        step: the part, [0, 1].
+    """
+    return torch.lerp(weight, cross_target(weight, gram, cross, tokens=tokens, shrinkage=shrinkage), step)

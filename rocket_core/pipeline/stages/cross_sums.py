@@ -1,0 +1,85 @@
+"""Sums over what layers read in the dense and in the compressed model, and the targets that follow from them."""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rocket_core.linalg.sequential_target import part_way_target, token_weights
+
+# Part of the way from a weight to the target that compensates for earlier errors; see `part_way_target`.
+_STEP = 0.5
+_STEP_IN_WHOLE_TEXTS = 0.25
+
+
+@dataclass(kw_only=True, slots=True)
+class CrossSums:
+    """Running sums over the inputs X of a dense layer and X' of the same layer after compressed ones, in float64.
+
+    Attributes:
+        tokens: number of rows.
+        gram: X'ᵀX'.
+        cross: X'ᵀX.
+    """
+
+    tokens: int = 0
+    gram: Tensor = field(default_factory=lambda: torch.zeros(()))
+    cross: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
+        """Add the rows of a batch."""
+        self.tokens += rows.shape[0]
+        self.gram = self.gram + (rows.mT @ rows).double()
+        self.cross = self.cross + (rows.mT @ dense_rows).double()
+
+    def target(self, weight: Float[Tensor, "d_in d_out"], shrinkage: float) -> Float[Tensor, "d_in d_out"]:
+        """Return what a layer is compressed towards, in float64."""
+        return part_way_target(weight, self.gram, self.cross, tokens=self.tokens, shrinkage=shrinkage, step=_STEP)
+
+    @property
+    def fitted_gram(self) -> Float[Tensor, "d_in d_in"]:
+        """The Gram matrix under which the target is approximated."""
+        return self.gram
+
+
+@dataclass(kw_only=True, slots=True)
+class WholeTextSums(CrossSums):
+    """Running sums for a block that reads text in both directions.
+
+    Calibration windows show a decoder texts of all lengths up to theirs, but only one length to such a block. In
+    shorter texts its inputs deviate in other ways, and what compensates for deviations in windows adds to them.
+    Therefore the target is nearer to the weight, is approximated for the inputs of the dense model, and is fitted with
+    tokens that count relative to their outputs.
+
+    Attributes:
+        weight: the concatenated weights of all layers that read the input, in the computing precision.
+        mean_energy: mean of a token's squared output.
+        dense_gram: XᵀX.
+        weighted_gram: X'ᵀTX', with T the diagonal of `token_weights`.
+        weighted_cross: X'ᵀTX.
+    """
+
+    weight: Tensor
+    mean_energy: float
+    dense_gram: Tensor = field(default_factory=lambda: torch.zeros(()))
+    weighted_gram: Tensor = field(default_factory=lambda: torch.zeros(()))
+    weighted_cross: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
+        """Add the rows of a batch."""
+        CrossSums.add(self, rows, dense_rows)
+        weighted = rows * token_weights(dense_rows @ self.weight, self.mean_energy)[:, None]
+        self.dense_gram = self.dense_gram + (dense_rows.mT @ dense_rows).double()
+        self.weighted_gram = self.weighted_gram + (weighted.mT @ rows).double()
+        self.weighted_cross = self.weighted_cross + (weighted.mT @ dense_rows).double()
+
+    def target(self, weight: Float[Tensor, "d_in d_out"], shrinkage: float) -> Float[Tensor, "d_in d_out"]:
+        """Return what a layer is compressed towards, in float64."""
+        sums = self.weighted_gram, self.weighted_cross
+        return part_way_target(weight, *sums, tokens=self.tokens, shrinkage=shrinkage, step=_STEP_IN_WHOLE_TEXTS)
+
+    @property
+    def fitted_gram(self) -> Float[Tensor, "d_in d_in"]:
+        """The Gram matrix under which the target is approximated."""
+        return self.dense_gram
