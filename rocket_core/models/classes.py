@@ -90,7 +90,8 @@ def without_weights() -> Iterator[None]:
 class _LargeTensorsOnMeta(TorchFunctionMode):
     """Creates large tensors on the meta device: a parameter is a real tensor until its module has it.
 
-    Some models fill them, such as Llama 4 the weights of its experts with zeros: gigabytes in every block.
+    Some models fill them, such as Llama 4 the weights of its experts with zeros: gigabytes in every block. Weights that
+    are there already are not initialized.
     """
 
     def __torch_function__(
@@ -101,6 +102,13 @@ class _LargeTensorsOnMeta(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
+        tensor = options.get("tensor")
+        if (
+            getattr(func, "__module__", "") == torch.nn.init.__name__
+            and isinstance(tensor, torch.Tensor)
+            and tensor.is_meta
+        ):
+            return tensor
         if func in _CREATING and _numbers(options.get("size", args)) > _LARGE:
             options["device"] = "meta"
         return func(*args, **options)

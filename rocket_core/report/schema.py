@@ -21,10 +21,7 @@ from rocket_core.schema import FrozenModel
 
 
 class StageEnergy(FrozenModel):
-    """The energy that one stage used, in kWh, summed over resumed runs.
-
-    The meter resolves 0.05 s: shorter stages may be charged nothing.
-    """
+    """The energy that one stage used, in kWh, summed over resumed runs; below 0.05 s it may be 0."""
 
     processor_kwh: float
     """energy of the processor: all of it if read from the processor's counters; otherwise estimated from its model and

@@ -88,7 +88,7 @@ def test_an_encoder_is_fitted_to_the_dense_inputs(run_with, tmp_path, model_fold
     )
     assert any(not torch.equal(in_sequence[name], tensor) for name, tensor in apart.items())
     # Without a step towards compensating targets, nothing depends on the layers before.
-    monkeypatch.setattr("rocket_core.pipeline.stages.compress_sequentially._STEP_IN_WHOLE_TEXTS", 0.0)
+    monkeypatch.setattr("rocket_core.pipeline.stages.cross_sums._STEP_IN_WHOLE_TEXTS", 0.0)
     chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), kinds=("sparse",))
     compress(str(model_folder("bert")), tmp_path, chosen)
     without_steps = tensors(tmp_path)
