@@ -106,7 +106,7 @@ def open_model(path: Path) -> ModelFolder:
     if not causal and not encodes:
         raise UnsupportedArchitectureError(
             f"{path} holds a {config.model_type} model, which neither predicts the tokens of a text nor encodes them; "
-            "it cannot be evaluated on text"
+            "it can neither be evaluated on text nor healed"
         )
     return ModelFolder(path=path, config=config, tokenizer=tokenizer, predicts_tokens=causal)
 

@@ -9,6 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rocket_core.errors import CheckpointFormatError, UnsupportedArchitectureError
 from rocket_core.experts import find_fused, has_unfused, is_expert_name, unfused_conversions
+from rocket_core.layers import is_stock_linear
 from rocket_core.layers.scaled_embedding import embedding_scale
 
 StockLayer: TypeAlias = nn.Linear | Conv1D | nn.Embedding
@@ -118,13 +119,14 @@ def is_merged(model: PreTrainedModel, key: str) -> bool:
 def find_stock(model: nn.Module, name: str) -> StockLayer | None:
     """Return the stock layer of that name, or None.
 
-    Subclasses are excluded, as they may compute something else, but for embeddings that only scale.
+    Subclasses that compute something else are excluded, but for embeddings that only scale.
     """
     try:
         module = model.get_submodule(name)
     except AttributeError:
         return None
-    if type(module) is nn.Linear or type(module) is Conv1D:
+    if is_stock_linear(module):
+        assert isinstance(module, nn.Linear | Conv1D), "no other module is a stock linear layer"
         return module
     if isinstance(module, nn.Embedding) and embedding_scale(module) is not None:
         return module

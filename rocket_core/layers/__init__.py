@@ -48,6 +48,7 @@ from rocket_core.layers.layer_table import (
 from rocket_core.layers.packing import PackedCoefficients, mask_shape, pack_coefficients, unpack_coefficients
 from rocket_core.layers.quantized_embedding import QuantizedEmbedding, TiedLinear
 from rocket_core.layers.quantized_linear import QuantizedLinear
+from rocket_core.layers.stock_linear import is_stock_linear
 from rocket_core.layers.stored_linear import StoredLinear
 from rocket_core.layers.value_codes import coded_entry, round_values
 
@@ -78,6 +79,7 @@ __all__ = [
     "compose_weight",
     "entry_codes",
     "format_version",
+    "is_stock_linear",
     "layer_tensors",
     "mask_shape",
     "pack_codes",

@@ -31,8 +31,8 @@ from rocket_core.experts import unfuse
 from rocket_core.inspection import preconditions
 from rocket_core.inspection.footprint import positions
 from rocket_core.inspection.layer_names import advice_on_pattern, last_part
+from rocket_core.layers import is_stock_linear
 from rocket_core.models.block_lists import (
-    LINEAR_TYPES,
     BlockList,
     find_language_lists,
     find_lists,
@@ -332,6 +332,6 @@ def _linear_names(model: PreTrainedModel, block: str) -> list[str]:
     return [
         f"{block}.{name}"
         for name, module in model.get_submodule(block).named_modules()
-        # The exact type, as subclasses (routers, non-quantizable projections) may be used differently.
-        if type(module) in LINEAR_TYPES and module is not head and f"{block}.{name}.weight" not in tied
+        # Not routers and other subclasses that compute something else.
+        if is_stock_linear(module) and module is not head and f"{block}.{name}.weight" not in tied
     ]

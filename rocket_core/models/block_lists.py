@@ -6,12 +6,9 @@ from typing import Literal
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from rocket_core.errors import UnsupportedArchitectureError
-
-LINEAR_TYPES = (nn.Linear, Conv1D)
-"""Layers that can be compressed; the exact type, as subclasses may compute something else."""
+from rocket_core.layers import is_stock_linear
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +134,6 @@ def _block_names(model: PreTrainedModel, root: str) -> list[str]:
         return names
     # For the few models that name no block class, use the outermost lists of equal modules with linear layers.
     alike = [name for name, blocks in lists.items() if len({type(block) for block in blocks}) == 1]
-    alike = [name for name in alike if any(type(module) in LINEAR_TYPES for module in lists[name].modules())]
+    alike = [name for name in alike if any(is_stock_linear(module) for module in lists[name].modules())]
     outermost = [name for name in alike if not any(name.startswith(f"{other}.") for other in alike)]
     return outermost if model.config.is_encoder_decoder else outermost[:1]

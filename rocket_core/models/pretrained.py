@@ -107,7 +107,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
     fields = parse_config(read_start(folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), str(folder))
     check_redirections(fields, name)
     check_fields(fields, str(folder))
-    fields = {key: value for key, value in without_code(fields).items() if key not in _OUTPUTS}
+    fields = {key: _with_floats(value) for key, value in without_code(fields).items() if key not in _OUTPUTS}
     family = fields.get("model_type")
     if family == "mistral" and "layer_types" in fields:
         # As in `AutoConfig`.
@@ -124,6 +124,15 @@ def load_config(folder: Path) -> PreTrainedConfig:
         # Check settings added by the class as well.
         check_redirections(config.to_dict(), name)
     return config
+
+
+def _with_floats(value: Any) -> Any:  # noqa: ANN401 - JSON of any kind
+    """Return a value of config.json with infinities and NaN in place of the objects that transformers writes for them."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"]) if value["__float__"] in ("Infinity", "-Infinity", "NaN") else value
+        return {key: _with_floats(part) for key, part in value.items()}
+    return [_with_floats(part) for part in value] if isinstance(value, list) else value
 
 
 def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:

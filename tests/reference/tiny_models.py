@@ -16,6 +16,8 @@ from transformers import (
     BertModel,
     DistilBertConfig,
     DistilBertForMaskedLM,
+    FalconConfig,
+    FalconForCausalLM,
     GemmaConfig,
     GemmaForCausalLM,
     GPT2Config,
@@ -216,6 +218,14 @@ def build_whisper() -> PreTrainedModel:
     return _build(WhisperForConditionalGeneration, config)
 
 
+def build_falcon() -> PreTrainedModel:
+    """Linear layers of a class of the family, fused q/k/v with one key and value, parallel residual, tied head."""
+    config = FalconConfig(
+        **{name: value for name, value in _COMMON.items() if name != "max_position_embeddings"}, initializer_range=0.2
+    )
+    return _build(FalconForCausalLM, config)
+
+
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": build_llama,
     "qwen3": build_qwen3,
@@ -225,6 +235,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "gpt2": build_gpt2,
     "opt": build_opt,
     "gpt_neox": build_gpt_neox,
+    "falcon": build_falcon,
 }
 
 

@@ -20,6 +20,7 @@ GROUPS = {
     "gpt2": [{"c_attn"}, {"c_proj"}, {"c_fc"}, {"c_proj"}],
     "opt": [{"q_proj", "k_proj", "v_proj"}, {"out_proj"}, {"fc1"}, {"fc2"}],
     "gpt_neox": [{"query_key_value"}, {"dense"}, {"dense_h_to_4h"}, {"dense_4h_to_h"}],
+    "falcon": [{"query_key_value", "dense_h_to_4h"}, {"dense"}, {"dense_4h_to_h"}],
     "bert": [{"query", "key", "value"}, {"dense"}, {"dense"}, {"dense"}],
     "roberta": [{"query", "key", "value"}, {"dense"}, {"dense"}, {"dense"}],
     "distilbert": [{"q_lin", "k_lin", "v_lin"}, {"out_lin"}, {"lin1"}, {"lin2"}],

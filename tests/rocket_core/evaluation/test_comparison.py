@@ -184,5 +184,5 @@ def test_encoders_and_language_models_are_not_mixed(compare, dense, encoders):
 def test_a_model_that_does_not_suit_text_is_refused(tmp_path, config):
     config.save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedArchitectureError, match="cannot be evaluated on text"):
+    with pytest.raises(UnsupportedArchitectureError, match="neither be evaluated on text nor healed"):
         open_model(tmp_path)

@@ -75,7 +75,6 @@ MORE = {
         "moe_intermediate_size": 16,
         "num_key_value_heads": 4,
     },
-    "falcon": {},
     "gemma3_text": {"head_dim": 8},
     "gpt_bigcode": GPT,
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]},

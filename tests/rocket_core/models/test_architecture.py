@@ -56,6 +56,10 @@ EXPECTED = {
         "gpt_neox.layers",
         ["attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"],
     ),
+    "falcon": (
+        "transformer.h",
+        ["self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"],
+    ),
     "bert": ("encoder.layer", BERT),
     "roberta": ("roberta.encoder.layer", BERT),
     "distilbert": (

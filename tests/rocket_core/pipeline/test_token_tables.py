@@ -23,6 +23,7 @@ TABLES = {
     "gpt2": ("transformer.wte",),
     "opt": ("model.decoder.embed_tokens",),
     "gpt_neox": ("gpt_neox.embed_in", "lm_head"),
+    "falcon": ("transformer.word_embeddings",),
     "bert": ("embeddings.word_embeddings",),
     "gemma": ("model.embed_tokens",),
     "roberta": (),
