@@ -25,21 +25,22 @@ def token_weights(outputs: Float[Tensor, "rows d_out"], mean_energy: float) -> F
 def cross_target(
     weight: Float[Tensor, "d_in d_out"],
     gram: Float[Tensor, "d_in d_in"],
-    cross: Float[Tensor, "d_in d_in"],
+    products: Float[Tensor, "d_in d_out"],
     *,
     tokens: int,
     shrinkage: float,
 ) -> Float[Tensor, "d_in d_out"]:
-    """Return the weight that brings the inputs of the compressed model closest to the dense model's outputs.
+    """Return the weight that brings the inputs of the compressed model closest to wanted outputs Y.
 
-    Minimises ‖XW - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖² with G' = X'ᵀX' and a the strength of the shrinkage: if the
+    Minimises ‖Y - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖² with G' = X'ᵀX' and a the strength of the shrinkage: if the
     tokens are too few to determine it, the target stays close to W. With weighted tokens, X and X' are multiplied by
-    the roots of their weights.
+    the roots of their weights. Y is the dense model's output XW, or what has to be added to the residual stream of
+    the compressed model to give that of the dense one.
 
     Args:
         weight: W, in float64.
         gram: G'.
-        cross: X'ᵀX.
+        products: X'ᵀY.
         tokens: rows of X.
         shrinkage: pull towards the diagonal, [0, 1].
 
@@ -51,14 +52,14 @@ def cross_target(
     mean = shrunk.diagonal().mean()
     # Inputs that never fire leave a zero on the diagonal; their weights are unchanged.
     floor = torch.where(shrunk.diagonal() > 0, 1e-10 * mean, torch.where(mean > 0, mean, 1.0))
-    solution: Tensor = torch.linalg.solve(shrunk + torch.diag(floor), cross @ weight + (pull + floor)[:, None] * weight)
+    solution: Tensor = torch.linalg.solve(shrunk + torch.diag(floor), products + (pull + floor)[:, None] * weight)
     return solution
 
 
 def part_way_target(
     weight: Float[Tensor, "d_in d_out"],
     gram: Float[Tensor, "d_in d_in"],
-    cross: Float[Tensor, "d_in d_in"],
+    products: Float[Tensor, "d_in d_out"],
     *,
     tokens: int,
     shrinkage: float,
@@ -75,9 +76,9 @@ def part_way_target(
     Args:
         weight: W.
         gram: see `cross_target`.
-        cross: see `cross_target`.
+        products: see `cross_target`.
         tokens: see `cross_target`.
         shrinkage: see `cross_target`.
         step: the part, [0, 1].
     """
-    return torch.lerp(weight, cross_target(weight, gram, cross, tokens=tokens, shrinkage=shrinkage), step)
+    return torch.lerp(weight, cross_target(weight, gram, products, tokens=tokens, shrinkage=shrinkage), step)

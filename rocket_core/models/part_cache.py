@@ -22,7 +22,9 @@ class FinishedParts:
     """
 
     def __init__(self, block: nn.Module, layers: Collection[str]) -> None:
-        self._parts = [part for name, part in _parts(block) if any(layer.startswith(f"{name}.") for layer in layers)]
+        self._parts = [
+            part for name, part in called_parts(block) if any(layer.startswith(f"{name}.") for layer in layers)
+        ]
         self._cached: dict[tuple[int, int], Any] = {}
         self._room: dict[int, int] = {}
         self._open = False
@@ -84,11 +86,11 @@ def _replaced_forward(part: nn.Module, forward: Callable[..., Any]) -> Iterator[
             own["forward"] = before
 
 
-def _parts(block: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def called_parts(block: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules that a block calls directly; module lists are descended into, as they are never called."""
     for name, part in block.named_children():
         if isinstance(part, nn.ModuleList | nn.ModuleDict):
-            yield from _parts(part, f"{prefix}{name}.")
+            yield from called_parts(part, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", part
 

@@ -52,6 +52,10 @@ class BlockSide:
         with self._finished.passing(batch, self.states.hidden[batch]):
             self.states.step(self.block, self._index, batch)
 
+    def run(self, batch: int) -> None:
+        """Pass a batch through the block, without keeping anything."""
+        self.states.run(self.block, self._index, batch)
+
     def arguments(self, module: str, batch: int) -> tuple[Tensor, ...]:
         """Return the arguments of a module of the block, when a batch that passes through the block has reached it."""
         found: list[tuple[Tensor, ...]] = []

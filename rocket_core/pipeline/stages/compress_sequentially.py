@@ -4,7 +4,8 @@ Two streams of hidden states pass through the model: that of the dense model, an
 far. A layer whose inputs are X in the first and X' in the second is compressed towards the dense output: the weight
 that brings X' closest to XW is W* = (X'ᵀX')⁻¹X'ᵀX W. The method is given the weight halfway between W and W*, with the
 Gram matrix of X'. Later layers thus compensate for errors of earlier ones, as far as possible, instead of accumulating
-them. Where text is read in both directions, less is compensated, see `WholeTextSums`.
+them. In a decoder, a layer whose output is added to the residual stream also compensates for what the stream lacks, see
+`InputSums`. Where text is read in both directions, less is compensated, see `WholeTextSums`.
 """
 
 import copy
@@ -37,6 +38,7 @@ from rocket_core.pipeline.stages.compress import (
 )
 from rocket_core.pipeline.stages.cross_sums import CrossSums, WholeTextSums
 from rocket_core.pipeline.stages.expert_sums import ExpertLayer, ExpertSums, expert_layers
+from rocket_core.pipeline.stages.input_sums import InputSums
 from rocket_core.pipeline.stages.refine import REFINED_BATCHES, REFINED_TOKENS_ON_CPU, CompressedBlock, Refinement
 from rocket_core.pipeline.stages.stored_weight import install_weight
 from rocket_core.pipeline.stages.units import CompressionUnit
@@ -203,13 +205,16 @@ class SequentialCompression:
         experts = expert_layers(self._run.layers[index], dense.block, f"{self._run.architecture.block_name(index)}.")
         groups = _in_order([(group, experts.get(group[0])) for group in record.groups if self._units_in(group)])
         of_experts = self._expert_sums([layer for _, layer in groups if layer is not None], dense, compressed)
+        of_inputs = self._input_sums(index, dense, compressed)
         passed = False
         for position, (group, layer) in enumerate(groups):
             found = self._units_in(group)
             if not all(is_finished(self._work, unit) for unit in found):
                 if layer is None:
                     passed = onwards and position == len(groups) - 1
-                    sums = self._sums(self._no_sums(index, found, dense), group[0], dense, compressed, for_good=passed)
+                    sums = of_inputs.add_to(
+                        self._no_sums(index, found, dense), group[0], alone=len(group) == 1, for_good=passed
+                    )
                 else:
                     sums = of_experts.of(layer)
                 for unit in found:
@@ -232,6 +237,16 @@ class SequentialCompression:
             on_batch=self._monitor.pulse,
         )
 
+    def _input_sums(self, index: int, dense: BlockSide, compressed: BlockSide) -> InputSums:
+        architecture = self._run.architecture
+        return InputSums(
+            dense,
+            compressed,
+            dtype=self._run.precision,
+            on_batch=self._monitor.pulse,
+            compensates=architecture.is_causal and not architecture.list_of(index).in_tower,
+        )
+
     def _no_sums(self, index: int, units: Sequence[CompressionUnit], dense: BlockSide) -> CrossSums:
         """Return empty sums for the units of a block that read the same input."""
         architecture = self._run.architecture
@@ -244,20 +259,6 @@ class SequentialCompression:
         energy = sum(float(self._work.output_energies(name).sum()) for name in names)
         weight = torch.cat([oriented_weight(dense.layers[name]) for name in names], dim=1)
         return WholeTextSums(weight=weight.to(self._run.precision), mean_energy=energy / profile.tokens)
-
-    def _sums(
-        self, sums: CrossSums, name: str, dense: BlockSide, compressed: BlockSide, *, for_good: bool
-    ) -> CrossSums:
-        """Add a layer's inputs in both streams to sums; `for_good` takes the dense stream to the next block."""
-        called_once = False
-        for batch in range(dense.batches):
-            self._monitor.pulse()
-            dense_rows = dense.inputs(name, batch, stop_at_first=called_once, for_good=for_good)
-            called_once = len(dense_rows) == 1
-            rows = compressed.inputs(name, batch, stop_at_first=called_once)
-            for both in zip(rows, dense_rows, strict=True):
-                sums.add(*(part.to(self._run.precision) for part in both))
-        return sums
 
     def _compress_unit(self, unit: CompressionUnit, dense: Mapping[str, nn.Module], sums: CrossSums) -> None:
         if is_finished(self._work, unit):
@@ -290,7 +291,10 @@ def _achieved(
     sums: CrossSums,
     energies: Float[Tensor, " d_out"],
 ) -> AchievedErrors:
-    """Return ‖XW - X'W̃‖² and ‖XW‖² by output; the error includes uncompensated errors of earlier layers."""
+    """Return ‖XW - X'W̃‖² and ‖XW‖² by output.
+
+    The error includes uncompensated errors of earlier layers, and what is added to compensate for those in the stream.
+    """
     stored = approximation(factors, torch.float64)
     common = (stored * (sums.cross @ weight)).sum(dim=0)
     errors = energies - 2 * common + (stored * (sums.gram @ stored)).sum(dim=0)

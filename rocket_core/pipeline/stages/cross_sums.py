@@ -21,11 +21,14 @@ class CrossSums:
         tokens: number of rows.
         gram: X'ᵀX'.
         cross: X'ᵀX.
+        deviation: X'ᵀ(S - S'), with S and S' the residual streams that the layer's output is added to, in the dense and
+            in the compressed model; None for a layer whose output is added to none.
     """
 
     tokens: int = 0
     gram: Tensor = field(default_factory=lambda: torch.zeros(()))
     cross: Tensor = field(default_factory=lambda: torch.zeros(()))
+    deviation: Tensor | None = None
 
     def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
         """Add the rows of a batch."""
@@ -33,9 +36,17 @@ class CrossSums:
         self.gram = self.gram + (rows.mT @ rows).double()
         self.cross = self.cross + (rows.mT @ dense_rows).double()
 
+    def add_deviation(self, rows: Float[Tensor, "rows d_in"], deviation: Float[Tensor, "rows d_out"]) -> None:
+        """Add what the residual stream of the compressed model lacks, for the rows of a batch."""
+        product = (rows.mT @ deviation).double()
+        self.deviation = product if self.deviation is None else self.deviation + product
+
     def target(self, weight: Float[Tensor, "d_in d_out"], shrinkage: float) -> Float[Tensor, "d_in d_out"]:
-        """Return what a layer is compressed towards, in float64."""
-        return part_way_target(weight, self.gram, self.cross, tokens=self.tokens, shrinkage=shrinkage, step=_STEP)
+        """Return what a layer is compressed towards, in float64: half of the way to XW, or to S - S' + XW."""
+        products = self.cross @ weight
+        if self.deviation is not None:
+            products = products + self.deviation
+        return part_way_target(weight, self.gram, products, tokens=self.tokens, shrinkage=shrinkage, step=_STEP)
 
     @property
     def fitted_gram(self) -> Float[Tensor, "d_in d_in"]:
@@ -76,7 +87,7 @@ class WholeTextSums(CrossSums):
 
     def target(self, weight: Float[Tensor, "d_in d_out"], shrinkage: float) -> Float[Tensor, "d_in d_out"]:
         """Return what a layer is compressed towards, in float64."""
-        sums = self.weighted_gram, self.weighted_cross
+        sums = self.weighted_gram, self.weighted_cross @ weight
         return part_way_target(weight, *sums, tokens=self.tokens, shrinkage=shrinkage, step=_STEP_IN_WHOLE_TEXTS)
 
     @property

@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM
 
 import rocket_core.hf  # noqa: F401  registers the format
 from rocket_core.errors import CompressionCancelledError
+from rocket_core.models.residual_stream import ResidualStream
 from rocket_core.pipeline import compress
 from tests.rocket_core.pipeline.conftest import RATIO
 from tests.sampling import sweep
@@ -80,6 +81,21 @@ def test_layers_with_dense_inputs_match_independent_compression(run_with):
             )
     last = report.layers[-1].name
     assert not torch.equal(first[f"{last}.weight"], second[f"{last}.weight"])
+
+
+def test_layers_compensate_for_the_residual_stream(run_with, tmp_path, model_folder, settings, monkeypatch):
+    chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), kinds=("sparse",))
+    with_stream, _ = run_with(kinds=("sparse",))
+    monkeypatch.setattr("rocket_core.pipeline.stages.input_sums.find_residual_stream", lambda *_: ResidualStream())
+    compress(str(model_folder("llama")), tmp_path, chosen)
+    changed = {
+        name.removesuffix(".weight")
+        for name, tensor in tensors(tmp_path).items()
+        if not torch.equal(tensor, tensors(with_stream)[name])
+    }
+    # The stream that the first layer adds to does not deviate yet; later layers read what others make of it.
+    assert "model.layers.0.self_attn.o_proj" not in changed
+    assert {"model.layers.0.mlp.down_proj", "model.layers.1.self_attn.o_proj"} < changed
 
 
 def test_an_encoder_is_fitted_to_the_dense_inputs(run_with, tmp_path, model_folder, settings, monkeypatch):
@@ -165,8 +181,8 @@ def test_attention_of_a_block_runs_twice_per_stream(tmp_path, model_folder, sett
     compress(str(model_folder("llama")), tmp_path, chosen, on_progress=lambda progress: stages.append(progress.stage))
     blocks = AutoModelForCausalLM.from_pretrained(model_folder("llama")).config.num_hidden_layers
     batches = 6
-    # The first batch, which runs to the end, shows whether a layer is called only once.
-    assert calls.count("factorizing") == blocks * (2 * 2 * batches + 1)
+    # The first batch, which runs to the end, shows whether a layer is called only once, and once what its parts add.
+    assert calls.count("factorizing") == blocks * (2 * 2 * batches + 2)
 
 
 def test_a_group_is_profiled_first_and_reported_in_model_order(tmp_path, model_folder, settings):
