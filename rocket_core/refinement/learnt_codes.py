@@ -12,7 +12,7 @@ from rocket_core.linalg.entropy_rounding import LARGEST_CODE, code_lengths
 from rocket_core.linalg.integer_codes import RoundedWeight
 
 # Positions start at most this far from their code, in steps.
-_REACH = 0.45
+_REACH = 0.35
 # Codes are shortened until the bytes are right to this part of the codes that can be.
 _PRECISION = 1 / 500
 

@@ -17,7 +17,7 @@ STEPS = 100
 # Largest step: for numbers as a part of their root mean square, times the block's relative error, which is about what
 # they have to change by; for codes in units of their scale.
 _NUMBERS_STEP = 0.06
-_CODES_STEP = 0.02
+_CODES_STEP = 0.01
 _WARM_UP = 10
 _DECAYS = (0.9, 0.99)
 # A bias of zeros can be changed as well.
