@@ -13,6 +13,8 @@ from rocket_core.models.part_cache import called_parts
 
 # How far a coefficient found by least squares may be from 0 or 1. Multipliers of residuals in use are below 0.5.
 _COEFFICIENT_TOLERANCE = 0.02
+# Tokens that are looked at, evenly spread over a batch: enough numbers, and little memory.
+_TOKENS = 256
 # Upper bound on what rounding the sums within a block leaves, in units of the precision of the hidden states.
 _ROUNDING_ERRORS = 1.0
 
@@ -82,7 +84,7 @@ class StreamState:
 
 @dataclass(kw_only=True, slots=True)
 class _Outputs:
-    """Outputs of modules in one run of a block, of those that have the size of the hidden states.
+    """Outputs of modules for some tokens in one run of a block, of those that have the size of the hidden states.
 
     Attributes:
         found: by name, in the order of calls.
@@ -97,8 +99,7 @@ class _Outputs:
         if name in self.found:
             self.repeated.add(name)
         if output is not None and output.numel() == hidden.numel() and output.shape[-1] == hidden.shape[-1]:
-            # A copy, as blocks may modify it in place.
-            self.found[name] = output.detach().reshape(-1, hidden.shape[-1]).clone()
+            self.found[name] = _some_tokens(output)
 
     def of(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the outputs of those of the named modules that were called once."""
@@ -121,7 +122,7 @@ def find_residual_stream(
         hidden: x.
         run: runs the block on x once.
     """
-    outputs, returned = _Outputs(), _Outputs()
+    before, outputs, returned = _some_tokens(hidden), _Outputs(), _Outputs()
     parts = dict(called_parts(block))
     with ExitStack() as stack:
         for name, module in {**parts, **layers}.items():
@@ -131,13 +132,19 @@ def find_residual_stream(
     if not returned.found:
         return ResidualStream()
     candidates = _distinct(outputs.of(list(parts)))
-    added = _added(candidates, hidden.reshape(-1, hidden.shape[-1]), returned.found[""])
+    added = _added(candidates, before, returned.found[""])
     ends = {
         name
         for name, found in outputs.of(list(layers)).items()
         if any(torch.equal(found, candidates[part]) for part in added)
     }
     return ResidualStream(parts=tuple(added), layers=frozenset(ends))
+
+
+def _some_tokens(states: Tensor) -> Float[Tensor, "rows hidden"]:
+    """Return a copy of some tokens' states, as blocks may modify them in place."""
+    rows = states.detach().reshape(-1, states.shape[-1])
+    return rows[:: -(-len(rows) // _TOKENS)].clone()
 
 
 def _noting(outputs: _Outputs, name: str, hidden: Tensor) -> Callable[..., None]:

@@ -144,6 +144,11 @@ def in_place(block, hidden):
     return (other, None)
 
 
+def test_a_few_tokens_of_a_batch_suffice(monkeypatch):
+    monkeypatch.setattr("rocket_core.models.residual_stream._TOKENS", 3)
+    assert stream_of(in_sequence).layers == {"first", "second"}
+
+
 @pytest.mark.parametrize("combine", [in_sequence, in_place])
 def test_parts_are_in_the_order_of_their_calls(combine):
     expected = ResidualStream(parts=("first", "second"), layers=frozenset({"first", "second"}))
