@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core.code_format import CodeFormat
@@ -20,11 +21,11 @@ INPUT_IDS = torch.randint(3, 259, (2, 24), generator=torch.Generator().manual_se
 
 
 def block_linears(model):
-    """Return exact-type linears inside the blocks, by name."""
+    """Return the linear layers inside the blocks, by name."""
     return {
         name: module
         for name, module in model.named_modules()
-        if type(module) in (nn.Linear, Conv1D) and any(part.isdigit() for part in name.split("."))
+        if type(module) in (nn.Linear, Conv1D, FalconLinear) and any(part.isdigit() for part in name.split("."))
     }
 
 

@@ -220,10 +220,7 @@ def build_whisper() -> PreTrainedModel:
 
 def build_falcon() -> PreTrainedModel:
     """Linear layers of a class of the family, fused q/k/v with one key and value, parallel residual, tied head."""
-    config = FalconConfig(
-        **{name: value for name, value in _COMMON.items() if name != "max_position_embeddings"}, initializer_range=0.2
-    )
-    return _build(FalconForCausalLM, config)
+    return _build(FalconForCausalLM, FalconConfig(**_COMMON, initializer_range=0.2))
 
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {

@@ -99,7 +99,7 @@ class TestEveryFamily:
         model = load(artifacts[family][1]).dequantize()
         for name, module in block_linears(model).items():
             weight = stock.get_submodule(name).weight
-            assert type(module) is type(stock.get_submodule(name))
+            assert isinstance(stock.get_submodule(name), type(module))
             if name in factors:
                 weight = dense_rows(factors[name], torch.float32)
                 weight = weight.T if type(module) is Conv1D else weight

@@ -14,7 +14,8 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from rocket_core.models.block_lists import LINEAR_TYPES, find_lists
+from rocket_core.layers import is_stock_linear
+from rocket_core.models.block_lists import find_lists
 from rocket_core.models.residual_stream import ResidualStream, find_residual_stream
 from tests.reference.tiny_models import FAMILIES, HIDDEN_SIZE, tiny_inputs
 
@@ -70,7 +71,7 @@ class Entered(nn.Module):
         self.run()
         handle.remove()
         [self.hidden] = entered
-        self.layers = {name: part for name, part in self.block.named_modules() if type(part) in LINEAR_TYPES}
+        self.layers = {name: part for name, part in self.block.named_modules() if is_stock_linear(part)}
 
     def run(self):
         with torch.no_grad():
