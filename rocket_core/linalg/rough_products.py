@@ -11,13 +11,14 @@ from torch import Tensor
 
 @contextmanager
 def rough_products() -> Iterator[None]:
-    """Round the factors of float32 products to bfloat16 on a CPU that multiplies those many times as fast.
+    """Allow to round the factors of float32 products to bfloat16 on a CPU that multiplies those several times as fast.
 
-    Sums stay in float32. Other CPUs and accelerators compute as before.
+    Sums stay in float32. CPUs with tiles do round; those that only have vector instructions for bfloat16 compute in
+    float32, some of them faster than otherwise. Other CPUs and accelerators compute as before.
     """
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch adds it when it is imported
     before = settings.fp32_precision
-    if _has_tiles():
+    if _multiplies_fast():
         settings.fp32_precision = "bf16"
     try:
         yield
@@ -26,13 +27,12 @@ def rough_products() -> Iterator[None]:
 
 
 def rough_factor(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """Return a float32 matrix in bfloat16 on a CPU that multiplies this many times as fast, else the matrix itself.
+    """Return a float32 matrix in bfloat16 on a CPU that multiplies these several times as fast, else the matrix itself.
 
     This is for one factor of many products; see `multiply_roughly`. A product is then rounded to bfloat16 as well.
     """
-    return (
-        matrix.bfloat16() if matrix.dtype == torch.float32 and matrix.device.type == "cpu" and _has_tiles() else matrix
-    )
+    rounds = matrix.dtype == torch.float32 and matrix.device.type == "cpu" and _multiplies_fast()
+    return matrix.bfloat16() if rounds else matrix
 
 
 def multiply_roughly(left: Float[Tensor, "rows n"], factor: Float[Tensor, "n n"]) -> Float[Tensor, "rows n"]:
@@ -41,5 +41,6 @@ def multiply_roughly(left: Float[Tensor, "rows n"], factor: Float[Tensor, "n n"]
 
 
 @cache
-def _has_tiles() -> bool:
-    return bool(torch.cpu.get_capabilities().get("amx_bf16", False))
+def _multiplies_fast() -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16"))

@@ -1,6 +1,38 @@
+import pytest
 import torch
 
-from rocket_core.linalg.rough_products import rough_products
+from rocket_core.linalg import rough_products as module
+from rocket_core.linalg.rough_products import multiply_roughly, rough_factor, rough_products
+
+
+@pytest.fixture
+def capabilities(monkeypatch):
+    """Return what the CPU reports, to be changed."""
+    found = {}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    module._multiplies_fast.cache_clear()
+    yield found
+    module._multiplies_fast.cache_clear()
+
+
+@pytest.mark.parametrize("instructions", ["amx_bf16", "avx512_bf16"])
+def test_factors_are_rounded_with_instructions_for_it(capabilities, instructions):
+    capabilities[instructions] = True
+    left, right = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
+    product = multiply_roughly(left, rough_factor(right))
+    assert product.dtype == torch.bfloat16
+    torch.testing.assert_close(product.float(), left @ right, rtol=0.02, atol=0.05)
+
+
+def test_factors_are_not_rounded_without_instructions_for_it(capabilities):
+    capabilities["avx512_f"] = True
+    matrix = torch.eye(3)
+    assert rough_factor(matrix) is matrix
+
+
+def test_double_precision_is_never_rounded(capabilities):
+    capabilities["amx_bf16"] = True
+    assert rough_factor(torch.eye(3, dtype=torch.float64)).dtype == torch.float64
 
 
 def test_the_precision_of_products_is_restored():
