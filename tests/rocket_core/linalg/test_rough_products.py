@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from rocket_core.linalg import rough_products as module
-from rocket_core.linalg.rough_products import multiply_roughly, rough_factor, rough_products
+from rocket_core.linalg.rough_products import fast_products, multiply_roughly, rough_factor, rough_products
 
 
 @pytest.fixture
@@ -10,9 +10,11 @@ def capabilities(monkeypatch):
     """Return what the CPU reports, to be changed."""
     found = {}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
-    module._multiplies_fast.cache_clear()
+    for cached in (module._multiplies_fast, module._is_exact_in_onednn):
+        cached.cache_clear()
     yield found
-    module._multiplies_fast.cache_clear()
+    for cached in (module._multiplies_fast, module._is_exact_in_onednn):
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize("instructions", ["amx_bf16", "avx512_bf16"])
@@ -58,3 +60,35 @@ def test_other_products_are_within_the_precision_of_bfloat16():
         product = left @ right
     error = torch.linalg.matrix_norm(product - left @ right) / torch.linalg.matrix_norm(left @ right)
     assert error < 0.01
+
+
+AMD = {"cpu_name": "AMD EPYC", "avx512_bf16": True}
+
+
+@pytest.mark.parametrize(
+    ("reported", "error", "expected"),
+    [
+        (AMD, 5e-7, "bf16"),
+        (AMD, 3e-3, None),
+        (AMD | {"amx_bf16": True}, 5e-7, None),
+        (AMD | {"cpu_name": "Intel Xeon"}, 5e-7, None),
+        ({"cpu_name": "AMD EPYC"}, 5e-7, None),
+    ],
+    ids=["faster", "rounds", "tiles", "not AMD", "no instructions"],
+)
+def test_onednn_multiplies_only_where_it_is_exact(capabilities, monkeypatch, reported, error, expected):
+    capabilities |= reported
+    monkeypatch.setattr(module, "_error_of_rough_products", lambda: error)
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    with fast_products():
+        assert torch.backends.mkldnn.matmul.fp32_precision == (expected or before)
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+def test_products_are_exact_to_float32_in_any_case():
+    generator = torch.Generator().manual_seed(1)
+    left, right = (torch.randn(300, 300, generator=generator) for _ in range(2))
+    exact = left.double() @ right.double()
+    with fast_products():
+        found = left @ right
+    assert torch.linalg.matrix_norm(found - exact) < 1e-5 * torch.linalg.matrix_norm(exact)
