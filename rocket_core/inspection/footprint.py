@@ -15,8 +15,10 @@ from rocket_core.config import CompressionConfig, InputKind
 from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.inspection.block_lists import block_of, compressed_lists, list_of
 from rocket_core.inspection.expert_stacks import expert_layers
+from rocket_core.inspection.layer_footprint import gram_bytes, solver_bytes
 from rocket_core.inspection.layer_names import family_of, is_costly, name_matcher, possible_names
 from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
+from rocket_core.inspection.preconditions import predicts_tokens
 from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
 from rocket_core.inspection.table_footprint import table_disk_bytes, table_memory_bytes
 from rocket_core.inspection.tower_footprint import TowerShape, tower_of_headers
@@ -35,15 +37,17 @@ _REFINED_COPIES = 9
 # Most logits of a piece of text, and numbers that a gradient holds for each: of both models, in float32 and in the
 # model's dtype, their logarithms and gradients.
 _LOGITS_PER_PIECE, _LOGIT_COPIES = 16 * 2**20, 8
+# Bytes of a logit, its gradient and what an entropy is computed from.
+_LOGIT_BYTES = 26
 # Numbers per token and hidden unit that a backward pass of a block reads.
 _KEPT_FOR_GRADIENTS = 30
-# eigh holds its input, the vectors and two workspaces of the same size.
-_EIGH_COPIES = 4
 HEADROOM = 448 * 2**20
 """Python, torch, transformers and allocator overhead in addition to the tensors that are counted."""
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # On a CPU that computes in float32 for all of them; see `system.devices.compute_dtype`.
 _COMPUTE_BYTES = {"F16": 4, "float16": 4, "BF16": 4, "bfloat16": 4}
+# Hidden states of models in these are rounded between blocks, see `Run.held_dtype`.
+_HELD = frozenset({"BF16", "bfloat16"})
 # These store a weight as `(d_in, d_out)`; all other families store the transpose.
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 # These count positions from after the padding token's id, so that some of their position embeddings are never read.
@@ -70,7 +74,10 @@ class ModelShape:
         hidden_size: numbers per token between two blocks.
         itemsize: bytes of a number in the artifacts.
         compute_itemsize: bytes of a number in memory.
+        held_itemsize: bytes of a number of hidden states between blocks; None for `compute_itemsize`.
+        largest_table: parameters of the largest tensor outside the blocks; None if it is unknown.
         stored_bytes: bytes of the checkpoint.
+        predicts: whether sensitivities are those of the loss of predicted tokens.
         tower: the tower whose layers are selected; None for none.
     """
 
@@ -81,6 +88,9 @@ class ModelShape:
     itemsize: int
     compute_itemsize: int
     stored_bytes: int
+    held_itemsize: int | None = None
+    largest_table: int | None = None
+    predicts: bool = False
     tower: TowerShape | None = None
 
     @property
@@ -152,47 +162,55 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     """Estimate the memory and disk of a compression.
 
     Memory is the sum of the calibration inputs, the hidden states of all samples, and the largest of: the embeddings
-    (twice, while they are read); one block's weights and Gram matrices with either the activations of one batch or the
-    memory needed to solve the largest layer. Sequential compression holds the hidden states of two models and as many
-    outputs of parts of their blocks, two copies of a block, and two Gram matrices at a time; refinement then several
-    more copies of a block, and what a backward pass of it reads. A tower is walked first, with its own states. Where
-    embedding and head may be quantized, everything outside the blocks counts as theirs. Disk is the sum of the cached
-    statistics (or of the hidden states that sensitivities are measured on, which precede them, if larger), of the
-    factors, and of the artifacts.
+    with either the largest of them as stored, while it is read, or logits and what is computed of them; one block's
+    weights, Gram matrices and the activations of one batch; these Gram matrices and the memory needed to solve the
+    largest layer. Sequential compression holds the hidden states of two models and as many outputs of parts of their
+    blocks, two copies of a block, and two Gram matrices at a time; refinement then several more copies of a block, and
+    what a backward pass of it reads. A tower is walked first, with its own states. Where embedding and head may be
+    quantized, everything outside the blocks counts as theirs. Disk is the sum of the cached statistics (or of the
+    hidden states that sensitivities are measured on, which precede them, if larger), of the factors, and of the
+    artifacts.
 
     Args:
         model: the model's sizes; at least one selected layer.
         work: the work to be done.
     """
     prelude = model.parameters - sum(model.block_parameters)
-    hidden = work.tokens * model.hidden_size * model.compute_itemsize
+    states = work.tokens * model.hidden_size
+    # Sequential compression does not round them.
+    hidden = states * ((not work.config.sequential and model.held_itemsize) or model.compute_itemsize)
     block = max(model.block_parameters) * model.compute_itemsize
     shapes = [shape for block in model.layers for shape in block]
     # Layers that read the same input share a Gram matrix; which ones do is not known from shapes.
-    grams = max(sum(_gram_bytes(shape, work) for shape in block) for block in model.layers)
-    solver = max(_solver_bytes(*shape, work) for shape in shapes)
+    how = {"input_grams": work.input_grams}
+    grams = max(sum(gram_bytes(shape, **how) for shape in block) for block in model.layers)
+    solver = max(solver_bytes(shape, itemsize=work.itemsize, **how) for shape in shapes)
     batch = min(work.tokens, max(TOKENS_PER_BATCH, work.sequence_length))
     activations = batch * max(max(shape) for shape in shapes) * (3 * model.compute_itemsize + 2 * work.itemsize)
-    working = block + grams + max(solver, activations) + hidden
+    working = grams + max(solver, block + activations) + hidden
     if work.config.sequential:
         sums = 2 * max(d_in for d_in, _ in shapes) ** 2 * _FLOAT64
-        working = max(working, 2 * block + sums + max(solver, 2 * activations) + 6 * hidden)
+        working = max(working, 2 * block + sums + max(solver, 2 * activations) + 6 * states * model.compute_itemsize)
     if work.config.refine:
         # The next block is read as well, and in the end what predicts tokens.
         tuned = (_REFINED_COPIES + 1) * max(model.block_parameters)
         tuned += 2 * _KEPT_FOR_GRADIENTS * batch * model.hidden_size
         tuned += _LOGIT_COPIES * min(_LOGITS_PER_PIECE, batch * (prelude // model.hidden_size))
         outside = prelude * model.compute_itemsize
-        working = max(working, 3 * block + tuned * _FLOAT32 + outside + 7 * hidden)
-    read = prelude
+        working = max(working, 3 * block + tuned * _FLOAT32 + outside + 7 * states * model.compute_itemsize)
+    table = model.largest_table or prelude
+    read = table * model.stored_bytes // model.parameters
+    if model.predicts and work.config.measures_sensitivities:
+        logits = min(_LOGITS_PER_PIECE, work.tokens * (table // model.hidden_size))
+        read = max(read, logits * _LOGIT_BYTES)
     if model.tower is not None:
         # Its blocks are read one after the other.
-        read += model.tower.block_parameters - model.tower.parameters
+        read = max(read, model.tower.block_parameters * model.compute_itemsize)
         held = model.tower.held_numbers(patches=work.patches, samples=work.windows) * model.compute_itemsize
         activations = work.patches * model.tower.widest * (3 * model.compute_itemsize + 2 * work.itemsize)
         working = max(working, (3 if work.config.sequential else 1) * held + grams + max(solver, activations))
     inputs = work.windows * work.input_bytes
-    memory = max((prelude + read) * model.compute_itemsize + hidden, working) + inputs + HEADROOM
+    memory = max(prelude * model.compute_itemsize + read + hidden, working) + inputs + HEADROOM
     disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, _least_ratio(work.config.target))
     if work.config.profiles_tables:
         sizes = {"compute_itemsize": model.compute_itemsize, "itemsize": work.itemsize}
@@ -290,6 +308,9 @@ def describe_model(
         hidden_size=hidden_size or max(min(shape) for block in layers.values() for shape in block),
         itemsize=item_bytes(weights, dtype, "the model"),
         compute_itemsize=_COMPUTE_BYTES.get(dtype, _ITEM_BYTES[dtype]),
+        held_itemsize=_ITEM_BYTES[dtype] if dtype in _HELD else None,
+        predicts=predicts_tokens(config) or bool(config.get("is_encoder_decoder")),
+        largest_table=min(weights.largest_tensor, weights.parameters - sum(weights.block_parameters.values())) or None,
         stored_bytes=weights.stored_bytes,
     )
 
@@ -346,24 +367,6 @@ def input_bytes(config: Mapping[str, object], kind: InputKind) -> int:
 
 def _is_no_layer(rest: str) -> bool:
     return rest.rpartition(".")[2] in _TABLES
-
-
-def _gram_bytes(shape: Shape, work: Workload) -> int:
-    side = shape[0] if work.input_grams else min(shape)
-    return side**2 * _FLOAT64
-
-
-def _solver_bytes(d_in: int, d_out: int, work: Workload) -> int:
-    side, numbers = min(d_in, d_out), d_in * d_out
-    # The Gram matrix in the computing precision, as it is and for inputs of unit length.
-    prepared = 2 * d_in**2 * work.itemsize if work.input_grams else 0
-    # In float64: the weight, its product with the Gram matrix, whitened and projected; the Gram matrix after shrinkage.
-    basis = (_EIGH_COPIES * side**2 + 4 * numbers + d_in**2) * _FLOAT64
-    # A candidate: coefficients, support scores and two products, at the full rank; next to the weight and its basis.
-    candidate = (3 * side * d_out + 3 * side**2 + 3 * numbers) * work.itemsize
-    # Splitting: a resolvent and its factor; target, both parts, support, scratch, products and scores.
-    splitting = (2 * d_in**2 + 7 * numbers) * work.itemsize if work.input_grams else 0
-    return prepared + max(basis, candidate, splitting)
 
 
 def _statistics_disk(model: ModelShape, work: Workload) -> int:

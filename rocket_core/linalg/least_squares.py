@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rocket_core.linalg.blocked_factors import factor_in_place, invert_in_place
+
 # A solution counts as exact if its error exceeds the minimum by no more than this, relative to the minimum.
 _TOLERANCE = 1e-6
 _MOST_STEPS = 500
@@ -33,6 +35,7 @@ class UnitGram:
     lengths: Float[Tensor, " n"]
     fires: Float[Tensor, " n"]
     _inverse: Tensor | None = field(default=None, repr=False)
+    _mean: float | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, gram: Float[Tensor, "n n"]) -> "UnitGram":
@@ -58,16 +61,27 @@ class UnitGram:
         It is 1 for uncorrelated inputs, and decreases as more of their energy is concentrated in a few directions. If
         the factorization fails because of rounding, it is 0.
         """
-        factor, info = torch.linalg.cholesky_ex(_added(self.matrix, _JITTERS[0] + 1 - self.fires))
-        if int(info) != 0:
-            return 0.0
+        if self._mean is not None:
+            return self._mean
+        factor = _added(self.matrix, _JITTERS[0] + 1 - self.fires)
+        if not factor_in_place(factor):
+            self._mean = 0.0
+            return self._mean
         logarithms = 2 * factor.diagonal().double().log()
-        return math.exp(float(logarithms.sum()) / max(1.0, float(self.fires.sum())))
+        self._mean = math.exp(float(logarithms.sum()) / max(1.0, float(self.fires.sum())))
+        return self._mean
 
     def resolvent(self, pull: float) -> Float[Tensor, "n n"]:
-        """Return p(G + pI)⁻¹ for a pull p > 0, large enough for the sum to be invertible; costs n³."""
-        factor = torch.linalg.cholesky(_added(self.matrix, torch.full_like(self.lengths, pull)))
-        return torch.cholesky_inverse(factor).mul_(pull)
+        """Return p(G + pI)⁻¹ for a pull p > 0, large enough for the sum to be invertible; costs n³.
+
+        Raises:
+            torch.linalg.LinAlgError: the sum is not positive definite.
+        """
+        inverse = _added(self.matrix, torch.full_like(self.lengths, pull))
+        if not factor_in_place(inverse):
+            raise torch.linalg.LinAlgError(f"a Gram matrix with {pull:.3g} added is not positive definite")  # type: ignore[attr-defined]
+        invert_in_place(inverse)
+        return inverse.mul_(pull)
 
 
 def _inverse(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

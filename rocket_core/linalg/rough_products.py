@@ -8,16 +8,37 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+# Rounding to bfloat16 leaves a relative error of some thousandths, float32 one of some ten millionths.
+_FLOAT32_ERROR, _PROBED = 1e-5, 256
+
 
 @contextmanager
 def rough_products() -> Iterator[None]:
-    """Round the factors of float32 products to bfloat16 on a CPU that multiplies those many times as fast.
+    """Allow to round the factors of float32 products to bfloat16 on a CPU that multiplies those several times as fast.
 
-    Sums stay in float32. Other CPUs and accelerators compute as before.
+    Sums stay in float32. CPUs with tiles do round; those that only have vector instructions for bfloat16 compute in
+    float32, some of them faster than otherwise. Other CPUs and accelerators compute as before.
     """
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch adds it when it is imported
     before = settings.fp32_precision
-    if _has_tiles():
+    if _multiplies_fast():
+        settings.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
+@contextmanager
+def fast_products() -> Iterator[None]:
+    """Multiply float32 matrices with oneDNN on CPUs where that is exact and faster than MKL, on which torch relies.
+
+    These are AMD's with AVX-512 instructions for bfloat16, on which MKL uses half of the vectors' width. torch takes
+    oneDNN where it may round to bfloat16, which oneDNN does with tiles only; that it does not is checked once.
+    """
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch adds it when it is imported
+    before = settings.fp32_precision
+    if _is_exact_in_onednn():
         settings.fp32_precision = "bf16"
     try:
         yield
@@ -26,13 +47,12 @@ def rough_products() -> Iterator[None]:
 
 
 def rough_factor(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """Return a float32 matrix in bfloat16 on a CPU that multiplies this many times as fast, else the matrix itself.
+    """Return a float32 matrix in bfloat16 on a CPU that multiplies these several times as fast, else the matrix itself.
 
     This is for one factor of many products; see `multiply_roughly`. A product is then rounded to bfloat16 as well.
     """
-    return (
-        matrix.bfloat16() if matrix.dtype == torch.float32 and matrix.device.type == "cpu" and _has_tiles() else matrix
-    )
+    rounds = matrix.dtype == torch.float32 and matrix.device.type == "cpu" and _multiplies_fast()
+    return matrix.bfloat16() if rounds else matrix
 
 
 def multiply_roughly(left: Float[Tensor, "rows n"], factor: Float[Tensor, "n n"]) -> Float[Tensor, "rows n"]:
@@ -41,5 +61,24 @@ def multiply_roughly(left: Float[Tensor, "rows n"], factor: Float[Tensor, "n n"]
 
 
 @cache
-def _has_tiles() -> bool:
-    return bool(torch.cpu.get_capabilities().get("amx_bf16", False))
+def _multiplies_fast() -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16"))
+
+
+@cache
+def _is_exact_in_onednn() -> bool:
+    """Return whether oneDNN is the faster library on this CPU, and computes in float32 where it may round."""
+    capabilities = torch.cpu.get_capabilities()
+    known = "AMD" in str(capabilities.get("cpu_name", "")) and capabilities.get("avx512_bf16", False)
+    return bool(known) and not capabilities.get("amx_bf16", False) and _error_of_rough_products() < _FLOAT32_ERROR
+
+
+def _error_of_rough_products() -> float:
+    """Return the relative error of a product of float32 matrices that may be rounded."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(_PROBED, _PROBED, generator=generator) for _ in range(2))
+    exact = left.double() @ right.double()
+    with rough_products():
+        found = left @ right
+    return float((found - exact).norm() / exact.norm())

@@ -5,7 +5,7 @@ Everything outside the blocks is the model's own code, run with stand-ins in pla
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import signature
@@ -32,7 +32,7 @@ class Activations:
         beside: number of values that blocks return in addition to the hidden states; None if they return no tuple.
     """
 
-    hidden: list[Tensor]
+    hidden: MutableSequence[Tensor]
     calls: list[list[BlockCall]]
     added: list[list[Tensor | None]] = field(default_factory=list)
     first: int = 0
@@ -150,7 +150,7 @@ def record_block_inputs(
     batches: Iterable[Tensor | Mapping[str, Tensor]],
     *,
     passed: tuple[nn.ModuleList, Activations] | None = None,
-    first: int = 0,
+    states: Activations | None = None,
     load_first: Callable[[], object] = _nothing,
 ) -> Activations:
     """Run the model up to a list of blocks, and record how it would call each of them.
@@ -162,7 +162,7 @@ def record_block_inputs(
         batches: arguments of the model by name, on its device; a tensor is passed as `input_ids`.
         passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output. If that
             requires gradients, tensors in the calls that depend on it are part of its autograd graph.
-        first: index of the first block, counted through all lists of the model.
+        states: filled and returned, if given; without hidden states and calls, but with the index of the first block.
         load_first: called once if the first block needs its weights, to load them.
 
     Returns:
@@ -171,7 +171,7 @@ def record_block_inputs(
     Raises:
         UnsupportedArchitectureError: the model does not run its blocks in order, each exactly once.
     """
-    activations = Activations(hidden=[], calls=[], first=first)
+    activations = Activations(hidden=[], calls=[]) if states is None else states
     loaded = False
     for number, arguments in enumerate(batches):
         batch = {"input_ids": arguments} if isinstance(arguments, Tensor) else arguments

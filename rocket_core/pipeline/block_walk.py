@@ -16,6 +16,7 @@ from rocket_core.inspection.footprint import TOKENS_PER_BATCH, TOKENS_PER_BATCH_
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.models.block_calls import Activations, record_block_inputs, run_after
 from rocket_core.models.block_lists import BlockList
+from rocket_core.models.held_states import HeldStates
 from rocket_core.pipeline.context import Run
 from rocket_core.system.process_memory import return_freed_memory
 
@@ -142,7 +143,7 @@ class BlockWalk:
         # Freed before the decoder's hidden states exist: nothing reads those of a tower any more.
         self._activations = None
         batches = split_inputs(self._run, self._inputs)
-        self._activations = begin_walk(self._run, batches, blocks, passed=passed)
+        self._activations = begin_walk(self._run, batches, blocks, passed=passed, held_in=self._run.held_dtype)
 
 
 @contextmanager
@@ -206,6 +207,7 @@ def begin_walk(
     *,
     passed: tuple[BlockList, Activations] | None = None,
     on_loaded: Callable[[PreTrainedModel], None] = lambda _model: None,
+    held_in: torch.dtype | None = None,
 ) -> Activations:
     """Take calibration inputs to the first block of a list, and record how the model would call each of its blocks.
 
@@ -215,8 +217,10 @@ def begin_walk(
         blocks: the list.
         passed: the encoder of an encoder-decoder, once its blocks have been walked; None for the first list.
         on_loaded: called with the model before it is run, with the weights of everything before the blocks.
+        held_in: dtype to which hidden states are rounded between blocks; None for that in which they are computed.
     """
     architecture = run.architecture
+    hidden = [] if held_in is None else HeldStates(held_in)
     before = (architecture.blocks_of(passed[0]), passed[1]) if passed else None
     with loaded_surroundings(run, blocks, head=False) as model, ExitStack() as stack:
         on_loaded(model)
@@ -225,7 +229,7 @@ def begin_walk(
             architecture.blocks_of(blocks),
             batches,
             passed=before,
-            first=blocks.first,
+            states=Activations(hidden=hidden, calls=[], first=blocks.first),
             load_first=lambda: stack.enter_context(loaded_block(run, blocks.first)),
         )
 

@@ -62,6 +62,15 @@ class Run:
         return compute_dtype(self.dtype, self.device)
 
     @property
+    def held_dtype(self) -> torch.dtype | None:
+        """Dtype to which hidden states are rounded between blocks; None to keep that in which they are computed.
+
+        Those of a bfloat16 model are rounded as they would be where it runs in bfloat16. float16 does not suffice, as
+        hidden states of some models exceed its range, which float32 computes well.
+        """
+        return torch.bfloat16 if self.dtype == torch.bfloat16 != self.compute_dtype else None
+
+    @property
     def precision(self) -> torch.dtype:
         """Dtype of supports and least squares."""
         return FLOATS[self.config.precision]

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from rocket_core.calibration.samples import CalibrationInputs
+from rocket_core.calibration.sensitivity import natural_loss
 from rocket_core.config import Stage
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError, InvalidConfigError
 from rocket_core.evaluation.models import predicts_tokens
@@ -72,6 +73,9 @@ def _model_shape(run: Run) -> ModelShape:
         sum(parameter.numel() for parameter in model.get_submodule(run.architecture.block_name(index)).parameters())
         for index in range(len(run.layers))
     ]
+    within = tuple(f"{run.architecture.block_name(index)}." for index in range(len(run.layers)))
+    tables = (parameter.numel() for name, parameter in model.named_parameters() if not name.startswith(within))
+    in_order = run.architecture.is_causal or len(run.architecture.lists) > 1
     in_tower = [index for index in range(len(run.layers)) if run.architecture.list_of(index).in_tower]
     return ModelShape(
         layers=tuple(shapes),
@@ -83,6 +87,9 @@ def _model_shape(run: Run) -> ModelShape:
         hidden_size=int(model.config.get_text_config().hidden_size),
         itemsize=run.dtype.itemsize,
         compute_itemsize=run.compute_dtype.itemsize,
+        held_itemsize=None if run.held_dtype is None else run.held_dtype.itemsize,
+        largest_table=max(tables, default=None),
+        predicts=natural_loss(model, reads_in_order=in_order) == "tokens",
         stored_bytes=run.checkpoint.stored_bytes,
     )
 

@@ -18,6 +18,7 @@ from rocket_core.errors import (
     InvalidConfigError,
 )
 from rocket_core.inspection.hub import HubAccess, offline
+from rocket_core.linalg.rough_products import fast_products
 from rocket_core.pipeline.open_work import open_work
 from rocket_core.pipeline.preflight import prepare_run, run_identity
 from rocket_core.pipeline.prepared_run import PreparedRun, prepare
@@ -258,7 +259,7 @@ def _open_run(
             healing_passes=healing_passes(config),
         )
 
-    with open_work(output, config.device, meter, monitor_of) as (work, monitor):
+    with fast_products(), open_work(output, config.device, meter, monitor_of) as (work, monitor):
         try:
             yield work, monitor
         except (CalibrationError, CheckpointError, IllConditionedGramError, InfeasibleBudgetError):

@@ -1,7 +1,7 @@
 """What the dense model makes of a block's output: how much an error of the block costs further on."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -67,7 +67,7 @@ def continuation(
 class _Difference:
     """Squared difference to hidden states of the dense model."""
 
-    def __init__(self, wanted: list[Tensor]) -> None:
+    def __init__(self, wanted: Sequence[Tensor]) -> None:
         self._wanted = wanted
 
     def __call__(self, batch: int, hidden: Float[Tensor, "windows tokens d"]) -> Float[Tensor, ""]:

@@ -52,7 +52,9 @@ def walk(model, batches, architecture, *, dtype=torch.float64):
     statistics, groups, passed, activations = {}, [], None, None
     for part in architecture.lists:
         blocks = model.get_submodule(part.name)
-        activations = record_block_inputs(model, blocks, batches, passed=passed, first=part.first)
+        activations = record_block_inputs(
+            model, blocks, batches, passed=passed, states=Activations(hidden=[], calls=[], first=part.first)
+        )
         for index, block in enumerate(blocks, start=part.first):
             modules = {name: model.get_submodule(name) for name in architecture.layers[index]}
             shapes = {name: architecture.shape(name) for name in modules}

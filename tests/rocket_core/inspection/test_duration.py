@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from rocket_core.config import compression_config
@@ -25,6 +27,13 @@ def shape(block, blocks=1, vocabulary=2048):
     )
 
 
+def untied(block, blocks, vocabulary):
+    """Return the sizes of a bfloat16 model that is computed in float32."""
+    table = vocabulary * block[0][0]
+    sizes = shape(block, blocks, 2 * vocabulary)
+    return replace(sizes, compute_itemsize=4, held_itemsize=2, largest_table=table)
+
+
 def work(windows=8, **settings):
     config = compression_config(**{"ratio": 0.5, "preset": "fast", **settings})
     return Workload(config=config, windows=windows, sequence_length=1024)
@@ -40,6 +49,20 @@ def test_a_measured_block_is_within_the_stated_factor():
 
 def test_the_memory_of_a_measured_block_is_within_15_percent():
     assert estimate_footprint(shape(LLAMA_1B), work()).memory_bytes == pytest.approx(2.859e9, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "keys", "inner", "blocks", "vocabulary", "most"),
+    [(4096, 1024, 12288, 36, 151936, 12e9), (8192, 1024, 28672, 80, 128256, 40e9)],
+    ids=["Qwen3-8B", "Llama-3.3-70B"],
+)
+def test_large_models_fit_without_bfloat16_instructions(hidden, keys, inner, blocks, vocabulary, most):
+    attention = ((hidden, hidden), (hidden, keys), (hidden, keys), (hidden, hidden))
+    block = (*attention, (hidden, inner), (hidden, inner), (inner, hidden))
+    model = untied(block, blocks, vocabulary)
+    assert estimate_footprint(model, work(windows=256)).memory_bytes < most
+    native = replace(model, compute_itemsize=2)
+    assert estimate_footprint(native, work(windows=256)).memory_bytes < most
 
 
 def test_time_is_in_proportion_to_blocks_and_rises_with_tokens():

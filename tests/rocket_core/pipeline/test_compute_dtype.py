@@ -8,7 +8,9 @@ from safetensors.torch import load_file, save_file
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from rocket_core.evaluation import evaluate_text
+from rocket_core.models.held_states import HeldStates
 from rocket_core.pipeline import compress
+from rocket_core.pipeline.context import Run
 from rocket_core.system import devices
 
 
@@ -72,6 +74,26 @@ def test_results_equal_those_of_the_same_numbers_in_float32(half, settings, tmp_
     one, other = (load_file(tmp_path / name / "factored" / "model.safetensors") for name in ("half", "single"))
     assert one.keys() == other.keys()
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_states_of_bfloat16_models_are_held_in_bfloat16(half, settings, tmp_path, monkeypatch):
+    held = []
+    rounded = HeldStates._rounded
+    monkeypatch.setattr(HeldStates, "_rounded", lambda self, tensor: held.append(rounded(self, tensor)) or held[-1])
+    compress(str(half[0]), tmp_path / "out", settings(device="cpu"))
+    # Hidden states of some models exceed the range of float16.
+    expected = {(torch.bfloat16, torch.float32)} if dtype_of(half[0]) == torch.bfloat16 else set()
+    assert {(tensor.dtype, computed) for tensor, computed in held} == expected
+
+
+def test_held_states_change_errors_by_less_than_a_hundredth(half, settings, tmp_path, monkeypatch):
+    errors = {}
+    for name in ("held", "computed"):
+        if name == "computed":
+            monkeypatch.setattr(Run, "held_dtype", None)
+        report = compress(str(half[0]), tmp_path / name, settings(device="cpu"))
+        errors[name] = [layer.achieved_error for layer in report.layers]
+    assert errors["held"] == pytest.approx(errors["computed"], rel=0.01)
 
 
 def test_half_precision_is_evaluated_in_float32(half, dtypes, text):

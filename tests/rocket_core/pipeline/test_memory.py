@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -21,6 +22,9 @@ import torch
 torch.set_num_threads(1)
 from rocket_core.config import compression_config
 from rocket_core.pipeline import compress, requirements
+from rocket_core.system import devices
+if sys.argv[4]:
+    devices.multiplies_bfloat16 = lambda: sys.argv[4] == "native"
 
 def anonymous():
     return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith("RssAnon"))
@@ -39,10 +43,14 @@ print(peak - before, peak, told[0].memory_bytes)
 """
 
 
-def measured(model, output, **settings):
-    """Return the peak that a run in its own process adds, all of it, and what the estimate was."""
+def measured(model, output, cpu="", **settings):
+    """Return the peak that a run in its own process adds, all of it, and what the estimate was.
+
+    Args:
+        cpu: `native` or `float32`, how the CPU computes with bfloat16; the default leaves that to the CPU.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(model), str(output), json.dumps(settings)],
+        [sys.executable, "-c", MEASURE, str(model), str(output), json.dumps(settings), cpu],
         check=True,
         capture_output=True,
         text=True,
@@ -87,6 +95,40 @@ def test_memory_hardly_grows_with_the_number_of_blocks(tmp_path, text, few, many
         )
     assert peaks[many] <= 1.2 * peaks[few], peaks
     assert many < 16 or peaks[many] < size / 2, (peaks, size)
+
+
+def save_half_model(folder, *, vocabulary, inner):
+    save_tiny_model("llama", folder)  # for its tokenizer
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=1024,
+        intermediate_size=inner,
+        num_hidden_layers=1,
+        num_attention_heads=8,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("cpu", ["native", "float32"])
+@pytest.mark.parametrize("largest", ["tables", "layer"])
+def test_a_bfloat16_model_takes_what_is_estimated(tmp_path, text, cpu, largest):
+    sizes = {"vocabulary": 131072 if largest == "tables" else 320, "inner": 5632 if largest == "layer" else 256}
+    save_half_model(tmp_path / "model", **sizes)
+    ignore = ("*.self_attn.*", "*.gate_proj", "*.up_proj") if largest == "layer" else ("*.mlp.*", "*.[kqv]_proj")
+    _, peak, told = measured(
+        tmp_path / "model",
+        tmp_path / "out",
+        cpu,
+        preset="fast",
+        ignore=ignore,
+        calibration={"dataset": str(text), "samples": 2, "sequence_length": 512},
+    )
+    assert 0.8 * told <= peak <= told, (peak, told)
 
 
 @pytest.mark.soak
