@@ -53,9 +53,9 @@ def push_job(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Submit a job that pushes the compressed model of JOB to the Hugging Face Hub, and print its id.
+    """Submit a job in which the server pushes the compressed model of JOB to the Hugging Face Hub, and print its id.
 
-    The server sends the files; `rocket push` sends them from this machine. They appear in one commit, and what the
+    The files do not pass through this machine, as with `rocket push`. They appear in one commit, and what the
     repository has already is not sent again.
     """
 
