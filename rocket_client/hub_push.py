@@ -34,11 +34,11 @@ from rocket_core.hub_upload import MAIN, HubDestination, HubRepository
 # The client's own classes, which have exit codes.
 _ERRORS: Mapping[type[errors.RocketError], type[ClientError]] = {
     errors.InvalidConfigError: InvalidArgumentError,
-    errors.HubTokenError: HubTokenError,
-    errors.HubForbiddenError: HubForbiddenError,
+    errors.UploadTokenError: HubTokenError,
+    errors.UploadForbiddenError: HubForbiddenError,
     errors.HubUnavailableError: HubUnreachableError,
-    errors.PublicRepositoryError: PublicRepositoryError,
-    errors.HubRefusesError: HubRefusesError,
+    errors.UploadVisibilityError: PublicRepositoryError,
+    errors.UploadRefusedError: HubRefusesError,
 }
 
 

@@ -6,11 +6,11 @@ RocketError
 │   └── UnmatchedIgnoreError        an ignore pattern that matches no layer
 ├── ModelNotFoundError              no such folder, repository or revision
 ├── HubUnavailableError             the model hub cannot be reached (worth retrying)
-├── PushError                       the model hub does not accept files
-│   ├── HubTokenError               the token is missing or unknown
-│   ├── HubForbiddenError           the token may not write to the repository
-│   ├── PublicRepositoryError       the repository should be private, but is public
-│   └── HubRefusesError             another reason
+├── HubUploadError                  the model hub does not accept files
+│   ├── UploadTokenError            the token is missing or unknown
+│   ├── UploadForbiddenError        the token may not write to the repository
+│   ├── UploadVisibilityError       the repository should be private, but is public
+│   └── UploadRefusedError          another reason
 ├── UnsupportedArchitectureError    nothing in this model can be compressed, or not by this method
 │   ├── AlreadyQuantizedError       the weights are not plain floating-point numbers
 │   └── UnsupportedExportError      the model cannot be written in the format of an engine
@@ -83,31 +83,31 @@ class HubUnavailableError(RocketError):
     retryable = True
 
 
-class PushError(RocketError):
+class HubUploadError(RocketError):
     """The Hub does not accept files."""
 
     code = "push_failed"
 
 
-class HubTokenError(PushError):
+class UploadTokenError(HubUploadError):
     """The Hub's token is missing, or the Hub does not know it."""
 
     code = "hub_token_invalid"
 
 
-class HubForbiddenError(PushError):
+class UploadForbiddenError(HubUploadError):
     """The token may not write to the repository."""
 
     code = "hub_forbidden"
 
 
-class PublicRepositoryError(PushError):
+class UploadVisibilityError(HubUploadError):
     """The repository should be private, but is public."""
 
     code = "repository_is_public"
 
 
-class HubRefusesError(PushError):
+class UploadRefusedError(HubUploadError):
     """The Hub refuses for another reason."""
 
     code = "hub_refuses"

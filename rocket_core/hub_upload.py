@@ -24,13 +24,13 @@ from huggingface_hub.utils import validate_repo_id
 
 from rocket_core import __version__
 from rocket_core.errors import (
-    HubForbiddenError,
-    HubRefusesError,
-    HubTokenError,
     HubUnavailableError,
     InvalidConfigError,
-    PublicRepositoryError,
     RocketError,
+    UploadForbiddenError,
+    UploadRefusedError,
+    UploadTokenError,
+    UploadVisibilityError,
 )
 
 MAIN = "main"
@@ -100,11 +100,11 @@ class HubRepository:
         """Create repository and branch if necessary.
 
         Raises:
-            HubTokenError: the Hub does not know the token.
-            HubForbiddenError: the token may not write to the repository.
+            UploadTokenError: the Hub does not know the token.
+            UploadForbiddenError: the token may not write to the repository.
             HubUnavailableError: the Hub does not answer, or is busy.
-            PublicRepositoryError: the repository should be private, but is public.
-            HubRefusesError: the Hub refuses for another reason.
+            UploadVisibilityError: the repository should be private, but is public.
+            UploadRefusedError: the Hub refuses for another reason.
         """
         wanted = self._destination
         with _hub_errors(wanted.repository):
@@ -112,7 +112,7 @@ class HubRepository:
             self._name = self._api.create_repo(wanted.repository, private=private, exist_ok=True).repo_id
             # An existing repository keeps its visibility.
             if wanted.private and not self._api.repo_info(self._name).private:
-                raise PublicRepositoryError(
+                raise UploadVisibilityError(
                     f"{self._name} exists and is public; make it private on the Hub, or push to another repository"
                 )
             if wanted.revision != MAIN:
@@ -129,7 +129,7 @@ class HubRepository:
             on_sent: called after each file with the bytes of all files so far; its errors end the upload.
 
         Raises:
-            HubTokenError, HubForbiddenError, HubUnavailableError, HubRefusesError: see `create`.
+            UploadTokenError, UploadForbiddenError, HubUnavailableError, UploadRefusedError: see `create`.
             OSError: a file cannot be read.
         """
         revision, sent = self._destination.revision, 0
@@ -172,7 +172,7 @@ def _hub_errors(name: str) -> Iterator[None]:
         ) from error
     except ValueError as error:
         # The Hub's client raises this if the Hub refused a file or the model card.
-        raise HubRefusesError(f"the Hub rejects the push to {name}: {error}") from error
+        raise UploadRefusedError(f"the Hub rejects the push to {name}: {error}") from error
     except RuntimeError as error:
         # The upload of a large file raises this for every error.
         if isinstance(error.__cause__, HfHubHTTPError):
@@ -186,11 +186,11 @@ def _refusal(name: str, error: HfHubHTTPError) -> RocketError:
     status = error.response.status_code
     message = error.server_message or HTTPStatus(status).phrase
     if status == HTTPStatus.UNAUTHORIZED and not isinstance(error, RepositoryNotFoundError):
-        return HubTokenError(f"the Hub does not know the token ({message}); create a new one in your Hub settings")
+        return UploadTokenError(f"the Hub does not know the token ({message}); create a new one in your Hub settings")
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        return HubForbiddenError(f"the token may not write to {name} ({message}); use a token with write access")
+        return UploadForbiddenError(f"the token may not write to {name} ({message}); use a token with write access")
     if status in _RETRYABLE_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return HubUnavailableError(f"the Hub answers with status {status} ({message}); try again to continue")
     if isinstance(error, RevisionNotFoundError):
-        return HubRefusesError(f"{name} has no such branch; give --revision a branch, not a commit")
-    return HubRefusesError(f"the Hub rejects writing to {name} (status {status}: {message})")
+        return UploadRefusedError(f"{name} has no such branch; give --revision a branch, not a commit")
+    return UploadRefusedError(f"the Hub rejects writing to {name} (status {status}: {message})")

@@ -31,10 +31,10 @@ from app.shared.settings import Settings, load_settings
 from app.shared.storage import WorkFolders, open_store
 from rocket_core.errors import (
     CompressionCancelledError,
-    HubTokenError,
     InvalidConfigError,
     UnknownDatasetError,
     UnmatchedIgnoreError,
+    UploadTokenError,
     WorkFolderError,
 )
 from rocket_core.report.schema import CompressionReport
@@ -299,7 +299,7 @@ class Attempt:
 def _upload_request(job: Job, target: PushTarget, inputs: Inputs, artifact: Path, logged: Logging) -> UploadRequest:
     # Never the operator's token: a push that may use that one was stored with it.
     if job.hub_token is None or inputs.hub.token is None:
-        raise HubTokenError("this push has no Hub token; push again with a token that has write access")
+        raise UploadTokenError("this push has no Hub token; push again with a token that has write access")
     return UploadRequest(
         logging=logged,
         folder=artifact,

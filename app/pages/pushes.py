@@ -18,7 +18,7 @@ from app.services.hub_tokens import choose_push_token
 from app.shared.errors import InvalidRequestError
 from app.shared.repositories.audit import Actor
 from app.shared.requests import PushRequest
-from rocket_core.errors import HubTokenError
+from rocket_core.errors import UploadTokenError
 
 router = APIRouter(include_in_schema=False)
 
@@ -76,7 +76,7 @@ def _push(request: Request, context: Context, actor: Actor, job_id: str, fields:
 def _has_token(context: Context, actor: Actor) -> bool:
     try:
         choose_push_token(context.settings, actor, None)
-    except HubTokenError:
+    except UploadTokenError:
         return False
     return True
 

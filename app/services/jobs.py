@@ -213,7 +213,7 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
     Raises:
         JobNotFoundError: the job does not exist, or is not the tenant's.
         ConflictError: it has succeeded, or has not ended.
-        HubTokenError: it pushes to the Hub, and a token for that is missing.
+        UploadTokenError: it pushes to the Hub, and a token for that is missing.
         OverQuotaError: it exceeds the tenant's limits, which may have changed.
         QuotaExceededError: the tenant's quota is used up.
     """
