@@ -122,7 +122,9 @@ def _print_result(job: Job, server: str) -> None:
     if job.kind == "profile":
         typer.echo(f"    {command(server, 'frontier', job.id)}")
         return
-    if job.kind == "evaluation":
+    if job.push is not None:
+        typer.echo(f"Pushed to {job.push.repository}")
+    if job.kind in {"evaluation", "push"}:
         return
     typer.echo(f"    {command(server, 'report', job.id)}")
     typer.echo(f"    {command(server, 'download', job.id)}")

@@ -26,6 +26,7 @@ from rocket_client.models import (
     PredictedAllocation,
     Profile,
     ProfilePage,
+    PushList,
     ReceivedFile,
     Upload,
     UploadedModel,
@@ -182,6 +183,19 @@ def export(job_id: str, settings: Mapping[str, object], *, idempotency_key: str 
 def exports(job_id: str) -> Call[ExportList]:
     """Return the request for the jobs that write the result of a job in other formats."""
     return Call(method="GET", path=job_path(job_id, "exports"), answer=ExportList)
+
+
+def push(
+    job_id: str, settings: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
+) -> Call[Job]:
+    """Return the request that creates a job which pushes another one's files to the Hub."""
+    body = {name: value for name, value in settings.items() if value is not None}
+    return _new_job(job_path(job_id, "pushes"), body, idempotency_key, hub_token)
+
+
+def pushes(job_id: str) -> Call[PushList]:
+    """Return the request for the pushes of a job's files."""
+    return Call(method="GET", path=job_path(job_id, "pushes"), answer=PushList)
 
 
 def evaluations(job_id: str) -> Call[EvaluationList]:

@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 from rocket_client import _endpoints
 from rocket_client._transport import AsyncTransport, Transport
-from rocket_client.models import Job, LaterEvaluation
+from rocket_client.models import Job, LaterEvaluation, LaterPush
 
 
 class LaterWork:
@@ -96,6 +96,42 @@ class LaterWork:
         """
         return self._transport.call(_endpoints.exports(job_id)).data
 
+    def push(
+        self,
+        job_id: str,
+        repository: str,
+        settings: Mapping[str, JsonValue] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """Submit a job that pushes files of a job that has succeeded to the Hub; the server sends them.
+
+        `rocket_client.hub_push.push_export` sends them from this machine instead.
+
+        Args:
+            job_id: the job that has succeeded.
+            repository: `namespace/name` on the Hub, created if necessary.
+            settings: `private` (whether the repository must be), `export` (which files), `metadata` and `queue`; None
+                takes all defaults.
+            idempotency_key: as in `submit`.
+            hub_token: a token of the Hub with write access, deleted when the push ends; None takes that of the server,
+                which only a server without API keys accepts.
+
+        Returns:
+            The job that pushes; `pushes` has the result once it has succeeded.
+
+        Raises:
+            ProblemError: the server refuses the request.
+        """
+        body = {"repository": repository, **(settings or {})}
+        call = _endpoints.push(job_id, body, idempotency_key=idempotency_key, hub_token=hub_token)
+        return self._transport.call(call)
+
+    def pushes(self, job_id: str) -> tuple[LaterPush, ...]:
+        """Return the latest pushes of a job's files to the Hub, newest first."""
+        return self._transport.call(_endpoints.pushes(job_id)).data
+
 
 class AsyncLaterWork:
     """Methods of `AsyncRocket`."""
@@ -150,3 +186,21 @@ class AsyncLaterWork:
     async def exports(self, job_id: str) -> tuple[Job, ...]:
         """See `Rocket.exports`."""
         return (await self._transport.call(_endpoints.exports(job_id))).data
+
+    async def push(
+        self,
+        job_id: str,
+        repository: str,
+        settings: Mapping[str, JsonValue] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """See `Rocket.push`."""
+        body = {"repository": repository, **(settings or {})}
+        call = _endpoints.push(job_id, body, idempotency_key=idempotency_key, hub_token=hub_token)
+        return await self._transport.call(call)
+
+    async def pushes(self, job_id: str) -> tuple[LaterPush, ...]:
+        """See `Rocket.pushes`."""
+        return (await self._transport.call(_endpoints.pushes(job_id))).data

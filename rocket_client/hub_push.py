@@ -5,23 +5,12 @@ does not have are uploaded, and they appear in the repository in one commit or n
 """
 
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 
-import httpx2
-from huggingface_hub import CommitOperationAdd, HfApi, get_token
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub import get_token
 
 from rocket_client._defaults import noop
 from rocket_client._download import choose_artifacts, nothing_to_download
@@ -38,12 +27,19 @@ from rocket_client.errors import (
     PublicRepositoryError,
 )
 from rocket_client.models import Artifact, Job
-from rocket_core import __version__
+from rocket_core import errors
+from rocket_core.engines import PUSHED_FIRST
+from rocket_core.hub_upload import MAIN, HubDestination, HubRepository
 
-# The first that a job has is pushed.
-_EXPORTS = ("factored", "gguf", "compressed-tensors", "dense")
-_MAIN = "main"
-_RETRYABLE_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS})
+# The client's own classes, which have exit codes.
+_ERRORS: Mapping[type[errors.RocketError], type[ClientError]] = {
+    errors.InvalidConfigError: InvalidArgumentError,
+    errors.UploadTokenError: HubTokenError,
+    errors.UploadForbiddenError: HubForbiddenError,
+    errors.HubUnavailableError: HubUnreachableError,
+    errors.UploadVisibilityError: PublicRepositoryError,
+    errors.UploadRefusedError: HubRefusesError,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +56,7 @@ class Destination:
 
     repository: str
     private: bool = False
-    revision: str = _MAIN
+    revision: str = MAIN
     message: str | None = None
     token: str | None = None
 
@@ -121,30 +117,32 @@ def push_export(
         OSError: a file cannot be read or written.
     """
     # Check everything that can be checked before gigabytes are transferred.
-    with _hub_errors(destination):
-        validate_repo_id(destination.repository)
-    token = _token(destination)
+    with _client_errors():
+        repository = HubRepository(
+            HubDestination(
+                repository=destination.repository,
+                token=_token(destination),
+                private=destination.private,
+                revision=destination.revision,
+            )
+        )
     job, chosen = _choose(rocket, job_id, export)
-    api = HfApi(token=token, library_name="rocket-compress", library_version=__version__)
-    with _hub_errors(destination):
-        repository = _prepare(api, destination)
+    with _client_errors():
+        repository.create()
     files = rocket.download(job_id, folder or default_folder(job_id), exports=[chosen], on_progress=on_progress)
     inner = [file for file in files if file.artifact.name.startswith(f"{chosen}/")]
     on_upload(inner)
-    message = destination.message or _message(job, chosen)
-    with _hub_errors(destination):
-        before = api.repo_info(repository, revision=destination.revision).sha
-        operations = [
-            CommitOperationAdd(path_in_repo=file.artifact.name.removeprefix(f"{chosen}/"), path_or_fileobj=file.path)
-            for file in inner
-        ]
-        commit = api.create_commit(repository, operations, commit_message=message, revision=destination.revision)
+    with _client_errors():
+        pushed = repository.commit(
+            [(file.artifact.name.removeprefix(f"{chosen}/"), file.path) for file in inner],
+            destination.message or _message(job, chosen),
+        )
     return PushedExport(
-        repository=repository,
-        url=f"{api.endpoint}/{repository}",
+        repository=pushed.repository,
+        url=pushed.url,
         revision=destination.revision,
-        commit=commit.oid,
-        is_new=commit.oid != before,
+        commit=pushed.commit,
+        is_new=pushed.is_new,
         export=chosen,
         files=inner,
     )
@@ -165,8 +163,6 @@ def _token(destination: Destination) -> str:
             "no Hugging Face Hub token was found; set HF_TOKEN to one with write access, or name the variable that "
             "holds it with --hub-token-env"
         )
-    if not token.isascii() or not token.isprintable():
-        raise InvalidArgumentError("the Hub token contains characters other than printable ASCII; copy it again")
     return token
 
 
@@ -181,66 +177,15 @@ def _choose(rocket: Rocket, job_id: str, export: str | None) -> tuple[Job, str]:
     if not artifacts:
         raise nothing_to_download(job)
     exports = {artifact.name.partition("/")[0] for artifact in artifacts}
-    chosen = export or next((kind for kind in _EXPORTS if kind in exports), _EXPORTS[0])
+    chosen = export or next((kind for kind in PUSHED_FIRST if kind in exports), PUSHED_FIRST[0])
     # Raises an error if the job does not have it.
     choose_artifacts(job_id, artifacts, [chosen])
     return job, chosen
 
 
-def _prepare(api: HfApi, destination: Destination) -> str:
-    """Create repository and branch if necessary, and return the repository's full name."""
-    created = api.create_repo(destination.repository, private=True if destination.private else None, exist_ok=True)
-    repository = created.repo_id
-    # An existing repository keeps its visibility.
-    if destination.private and not api.repo_info(repository).private:
-        raise PublicRepositoryError(
-            f"{repository} exists and is public; make it private on the Hub, or push to another repository"
-        )
-    if destination.revision != _MAIN:
-        api.create_branch(repository, branch=destination.revision, exist_ok=True)
-    return repository
-
-
 @contextmanager
-def _hub_errors(destination: Destination) -> Iterator[None]:
-    """Convert errors of the Hub's client to our errors."""
-    name = destination.repository
+def _client_errors() -> Iterator[None]:
     try:
-        # For example about labels missing in the model card, which the user cannot change.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            yield
-    except HFValidationError as error:
-        raise InvalidArgumentError(
-            f"{name!r} is not a repository name: {error}; write NAMESPACE/NAME with letters, digits, -, _ and ."
-        ) from error
-    except HfHubHTTPError as error:
-        raise _refusal(name, error) from error
-    except (httpx2.HTTPError, OfflineModeIsEnabled) as error:
-        raise HubUnreachableError(
-            f"the Hub does not answer ({error or type(error).__name__}); try again to continue"
-        ) from error
-    except ValueError as error:
-        # The Hub's client raises this if the Hub refused a file or the model card.
-        raise HubRefusesError(f"the Hub rejects the push to {name}: {error}") from error
-    except RuntimeError as error:
-        # The upload of a large file raises this for every error.
-        if isinstance(error.__cause__, HfHubHTTPError):
-            raise _refusal(name, error.__cause__) from error
-        raise HubUnreachableError(
-            f"the Hub's file store does not accept a file ({error}); try again to continue"
-        ) from error
-
-
-def _refusal(name: str, error: HfHubHTTPError) -> ClientError:
-    status = error.response.status_code
-    message = error.server_message or HTTPStatus(status).phrase
-    if status == HTTPStatus.UNAUTHORIZED and not isinstance(error, RepositoryNotFoundError):
-        return HubTokenError(f"the Hub does not know the token ({message}); create a new one in your Hub settings")
-    if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        return HubForbiddenError(f"the token may not write to {name} ({message}); use a token with write access")
-    if status in _RETRYABLE_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return HubUnreachableError(f"the Hub answers with status {status} ({message}); try again to continue")
-    if isinstance(error, RevisionNotFoundError):
-        return HubRefusesError(f"{name} has no such branch; give --revision a branch, not a commit")
-    return HubRefusesError(f"the Hub rejects writing to {name} (status {status}: {message})")
+        yield
+    except errors.RocketError as error:
+        raise _ERRORS[type(error)](str(error)) from error

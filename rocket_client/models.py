@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, JsonValue
 
+from rocket_core.report.push import PushReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
 
@@ -89,6 +90,17 @@ class JobResult(Resource):
     """whether the quality was measured; otherwise it is predicted."""
 
 
+class PushTarget(Resource):
+    """Where the files of a job are pushed to."""
+
+    repository: str
+    """`namespace/name` on the Hub."""
+    private: bool = False
+    """whether the repository must be private."""
+    export: str
+    """the export whose files are pushed."""
+
+
 class Job(Resource):
     """A job."""
 
@@ -141,11 +153,13 @@ class Job(Resource):
     retry_of: str | None = None
     """the job that this one retries."""
     source_job_id: str | None = None
-    """the earlier job whose artifact it heals, evaluates or exports; None for other jobs, and after that job is
+    """the earlier job whose artifact it heals, evaluates, exports or pushes; None for other jobs, and after that job is
     deleted.
     """
     export_to: str | None = None
     """format that an export writes; None for other jobs."""
+    push: PushTarget | None = None
+    """where a push goes; None for other jobs."""
     profile_id: str | None = None
     """id of its profile, as `frontier` takes it; None before it has one, and after the profile is deleted."""
     error: JobError | None = None
@@ -180,6 +194,21 @@ class ExportList(Resource):
     data: tuple[Job, ...]
 
 
+class LaterPush(Resource):
+    """A push of a job's files to the Hub."""
+
+    job: Job
+    """the job that pushes them."""
+    report: PushReport | None = None
+    """its result; None before it has one."""
+
+
+class PushList(Resource):
+    """The latest pushes of a job's files to the Hub, newest first."""
+
+    data: tuple[LaterPush, ...]
+
+
 class JobPage(Resource):
     """Some jobs, newest first."""
 
@@ -201,8 +230,8 @@ class Event(Resource):
     level: str
     """info, warning or error."""
     type: str
-    """kind of event: status, stage, layer, profile, allocation, healing, costs, message, error, hub_token or
-    lease_lost; new ones may be added.
+    """kind of event: status, stage, layer, profile, allocation, healing, costs, evaluation, push, message,
+    error, hub_token or lease_lost; new ones may be added.
     """
     message: str
     """one line for humans."""

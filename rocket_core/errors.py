@@ -6,6 +6,11 @@ RocketError
 │   └── UnmatchedIgnoreError        an ignore pattern that matches no layer
 ├── ModelNotFoundError              no such folder, repository or revision
 ├── HubUnavailableError             the model hub cannot be reached (worth retrying)
+├── HubUploadError                  the model hub does not accept files
+│   ├── UploadTokenError            the token is missing or unknown
+│   ├── UploadForbiddenError        the token may not write to the repository
+│   ├── UploadVisibilityError       the repository should be private, but is public
+│   └── UploadRefusedError          another reason
 ├── UnsupportedArchitectureError    nothing in this model can be compressed, or not by this method
 │   ├── AlreadyQuantizedError       the weights are not plain floating-point numbers
 │   └── UnsupportedExportError      the model cannot be written in the format of an engine
@@ -76,6 +81,36 @@ class HubUnavailableError(RocketError):
 
     code = "hub_unavailable"
     retryable = True
+
+
+class HubUploadError(RocketError):
+    """The Hub does not accept files."""
+
+    code = "push_failed"
+
+
+class UploadTokenError(HubUploadError):
+    """The Hub's token is missing, or the Hub does not know it."""
+
+    code = "hub_token_invalid"
+
+
+class UploadForbiddenError(HubUploadError):
+    """The token may not write to the repository."""
+
+    code = "hub_forbidden"
+
+
+class UploadVisibilityError(HubUploadError):
+    """The repository should be private, but is public."""
+
+    code = "repository_is_public"
+
+
+class UploadRefusedError(HubUploadError):
+    """The Hub refuses for another reason."""
+
+    code = "hub_refuses"
 
 
 class UnsupportedArchitectureError(RocketError):

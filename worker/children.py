@@ -17,6 +17,8 @@ from worker.process import kill_orphans
 
 FETCH_PROGRAM = ("-m", "worker.fetch")
 """Interpreter arguments for downloading a model, followed by a descriptor, this process's id and the job's id."""
+PUSH_PROGRAM = ("-m", "worker.push")
+"""Interpreter arguments for pushing an artifact to the Hub, with the same arguments."""
 COMPUTE_PROGRAM = ("-m", "worker.compute")
 """Interpreter arguments for everything else."""
 

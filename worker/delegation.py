@@ -11,8 +11,9 @@ from pydantic import TypeAdapter
 from rocket_core.config import STAGES
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.report.healing import HealingPoint
+from rocket_core.report.push import PushReport
 from worker.channel import ChannelClosedError, ChannelError, Message
-from worker.children import COMPUTE_PROGRAM, FETCH_PROGRAM, Child, Launcher
+from worker.children import COMPUTE_PROGRAM, FETCH_PROGRAM, PUSH_PROGRAM, Child, Launcher
 from worker.confinement import Confinement
 from worker.environment import confined_environment, named_paths
 from worker.failures import ReportedError, ended, internal_error, lost, reported
@@ -23,6 +24,7 @@ from worker.messages import (
     CANCELLED,
     FROM_COMPUTE,
     FROM_FETCH,
+    FROM_PUSH,
     Acknowledged,
     Advanced,
     Allocated,
@@ -36,10 +38,14 @@ from worker.messages import (
     Finished,
     FromCompute,
     FromFetch,
+    FromPush,
     Healed,
     LayerProfiled,
     ModelProfiled,
     Required,
+    Uploaded,
+    Uploading,
+    UploadRequest,
 )
 
 Received = TypeVar("Received")
@@ -52,6 +58,8 @@ _STOP_SECONDS = 2.0
 _DOWNLOAD_SHARE = 0.04
 # Several times as many as a loss curve has.
 _MOST_POINTS = 1000
+UPLOADING = "uploading"
+"""The stage of a push in which its files are sent."""
 _log = logging.getLogger(__name__)
 
 
@@ -108,6 +116,30 @@ class Delegation:
         self._writer.on_progress(fetching(0.0))
         self._run(FETCH_PROGRAM, request, FROM_FETCH, handle, writable=(request.cache,), network=True)
         return downloads[0]
+
+    def push(self, request: UploadRequest) -> PushReport:
+        """Push an artifact to the Hub in a separate process.
+
+        Raises:
+            CompressionCancelledError: the attempt must stop.
+            ReportedError: the push failed.
+        """
+        reports: list[PushReport] = []
+
+        def handle(message: FromPush, _child: Child) -> bool:
+            match message:
+                case Uploading():
+                    self._writer.on_progress(_uploading(message.share))
+                case Uploaded():
+                    reports.append(message.report)
+                    return True
+                case Failed():
+                    self._fail(message)
+            return False
+
+        self._writer.on_progress(_uploading(0.0))
+        self._run(PUSH_PROGRAM, request, FROM_PUSH, handle, readable=(request.folder,), network=True)
+        return reports[0]
 
     def compute(self, request: ComputeRequest, *, readable: Sequence[Path], network: bool) -> None:
         """Run the library on a job in a separate process.
@@ -282,3 +314,8 @@ class _Conversation:
 def fetching(share: float) -> Step:
     """Return the progress of fetching what a run reads, given the fraction that is here."""
     return Step(stage="downloading", layer=None, fraction=_DOWNLOAD_SHARE * share, seconds_left=None)
+
+
+def _uploading(share: float) -> Step:
+    fraction = _DOWNLOAD_SHARE + (1.0 - _DOWNLOAD_SHARE) * share
+    return Step(stage=UPLOADING, layer=None, fraction=fraction, seconds_left=None)

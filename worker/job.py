@@ -26,7 +26,7 @@ from app.shared.models import Job
 from app.shared.outcomes import NewEvent
 from app.shared.repositories import leases, outputs
 from app.shared.repositories.leases import Lease
-from app.shared.requests import LOCAL, UPLOAD, JobRequest
+from app.shared.requests import LOCAL, UPLOAD, JobRequest, PushTarget
 from app.shared.settings import Settings, load_settings
 from app.shared.storage import WorkFolders, open_store
 from rocket_core.errors import (
@@ -34,6 +34,7 @@ from rocket_core.errors import (
     InvalidConfigError,
     UnknownDatasetError,
     UnmatchedIgnoreError,
+    UploadTokenError,
     WorkFolderError,
 )
 from rocket_core.report.schema import CompressionReport
@@ -48,7 +49,7 @@ from worker.job_inputs import Inputs, collect_inputs
 from worker.job_writer import ProgressWriter
 from worker.lease import LeaseKeeper
 from worker.memory import MemoryLimit, group_name
-from worker.messages import ComputeRequest, Downloaded, Logging
+from worker.messages import ComputeRequest, Downloaded, Logging, UploadRequest
 from worker.process import EXIT_FENCED_OUT, adopt_orphans, die_with, hide_memory, set_on_sigterm
 from worker.publisher import ArtifactPublisher
 
@@ -168,6 +169,11 @@ class Attempt:
             memory=self._memory_limit,
         )
         logged = self._logging(job)
+        if request.push is not None:
+            assert artifact is not None
+            upload = _upload_request(job, request.push, inputs, artifact, logged)
+            self._writer.on_pushed(delegation.push(upload))
+            return
         downloaded = None
         if inputs.is_on_hub:
             fetch = inputs.fetch_request(logged, measure_energy=self._settings.measure_energy)
@@ -288,6 +294,20 @@ class Attempt:
         }
         # The library resolves links.
         return {str(path): name for folder, name in names.items() for path in (folder, folder.resolve())}
+
+
+def _upload_request(job: Job, target: PushTarget, inputs: Inputs, artifact: Path, logged: Logging) -> UploadRequest:
+    # Never the operator's token: a push that may use that one was stored with it.
+    if job.hub_token is None or inputs.hub.token is None:
+        raise UploadTokenError("this push has no Hub token; push again with a token that has write access")
+    return UploadRequest(
+        logging=logged,
+        folder=artifact,
+        repository=target.repository,
+        private=target.private,
+        message=f"{job.request['model_id']}, {target.export} export, compressed by Rocket",
+        token=inputs.hub.token,
+    )
 
 
 def _is_stale(code: str, output: Path) -> bool:

@@ -11,11 +11,12 @@ from sqlalchemy.orm import Session
 
 from app.shared.database import Database
 from app.shared.errors import DatabaseUnavailableError
-from app.shared.repositories import evaluations, outputs, profiles
+from app.shared.repositories import evaluations, outputs, profiles, pushes
 from app.shared.repositories.leases import Lease
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.report.healing import HealingPoint
+from rocket_core.report.push import PushReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import StageReport
 
@@ -114,6 +115,10 @@ class ProgressWriter:
     def on_evaluated(self, report: EvaluationReport) -> None:
         """Write the result of an evaluation, unless an earlier attempt did."""
         self.write_with_retry(lambda session: evaluations.save_evaluation(session, self._lease, report))
+
+    def on_pushed(self, report: PushReport) -> None:
+        """Write the result of a push, unless an earlier attempt did."""
+        self.write_with_retry(lambda session: pushes.save_push(session, self._lease, report))
 
     def on_allocation(self, allocation: Sequence[tuple[str, Candidate]]) -> None:
         """Write the allocation, unless an earlier attempt did."""

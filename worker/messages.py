@@ -1,10 +1,11 @@
 """Messages between a job's attempt and its processes.
 
 ====================  =====================================  ==============================================
-from the attempt      from `worker.fetch`                    from `worker.compute`
+from the attempt      from `worker.fetch`, `worker.push`     from `worker.compute`
 ====================  =====================================  ==============================================
 `Confinement`
 `FetchRequest`        `Downloading`, `Downloaded`, `Failed`
+`UploadRequest`       `Uploading`, `Uploaded`, `Failed`
 `ComputeRequest`                                             `Advanced`, `Failed`, `Finished`
 `Acknowledged`                                               `Required`, `LayerProfiled`, `ModelProfiled`,
                                                              `Allocated`, `Healed`, `Costed`, `Evaluated`
@@ -25,6 +26,7 @@ from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import CompressionConfig, Stage
 from rocket_core.engines import LaterExport
 from rocket_core.report.healing import HealingPoint
+from rocket_core.report.push import PushReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import StageReport
 from worker.channel import Message
@@ -66,6 +68,23 @@ class FetchRequest(Message):
     """the Hub's token."""
     measure_energy: bool
     """whether to measure energy."""
+
+
+class UploadRequest(Message):
+    """Request for a push of an artifact to the Hub."""
+
+    logging: Logging
+    """how to log."""
+    folder: Path
+    """folder of the artifact, in a folder with the names of exports."""
+    repository: str
+    """the repository, `namespace/name`."""
+    private: bool
+    """whether it must be private."""
+    message: str
+    """commit message."""
+    token: Annotated[str, Field(repr=False)]
+    """the Hub's token."""
 
 
 class ComputeRequest(Message):
@@ -128,6 +147,22 @@ class Downloaded(Message):
     """commit of the repository."""
     cost: StageReport
     """cost of the download."""
+
+
+class Uploading(Message):
+    """More of the artifact has been sent."""
+
+    kind: Literal["uploading"] = "uploading"
+    share: _Share
+    """fraction of all bytes."""
+
+
+class Uploaded(Message):
+    """The artifact is in the repository."""
+
+    kind: Literal["uploaded"] = "uploaded"
+    report: PushReport
+    """where it is."""
 
 
 class Advanced(Message):
@@ -217,11 +252,15 @@ CANCELLED = Failed(code="cancelled", message="stopped when asked to")
 """The process stopped because it was asked to."""
 
 FETCH_REQUEST = TypeAdapter(FetchRequest)
+UPLOAD_REQUEST = TypeAdapter(UploadRequest)
 COMPUTE_REQUEST = TypeAdapter(ComputeRequest)
 ACKNOWLEDGED = TypeAdapter(Acknowledged)
 
 FromFetch = Downloading | Downloaded | Failed
 FROM_FETCH: TypeAdapter[FromFetch] = TypeAdapter(Annotated[FromFetch, Field(discriminator="kind")])
+
+FromPush = Uploading | Uploaded | Failed
+FROM_PUSH: TypeAdapter[FromPush] = TypeAdapter(Annotated[FromPush, Field(discriminator="kind")])
 
 FromCompute = (
     Advanced | Required | LayerProfiled | ModelProfiled | Allocated | Healed | Costed | Evaluated | Finished | Failed

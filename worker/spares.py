@@ -21,10 +21,14 @@ import setproctitle
 from pydantic import TypeAdapter
 
 from worker.channel import Channel, ChannelClosedError, ChannelError, Message
-from worker.children import COMPUTE_PROGRAM, FETCH_PROGRAM, ChildProcess, start_program
+from worker.children import COMPUTE_PROGRAM, FETCH_PROGRAM, PUSH_PROGRAM, ChildProcess, start_program
 from worker.process import die_with
 
-_MODULES: Mapping[tuple[str, ...], str] = {COMPUTE_PROGRAM: "worker.compute", FETCH_PROGRAM: "worker.fetch"}
+_MODULES: Mapping[tuple[str, ...], str] = {
+    COMPUTE_PROGRAM: "worker.compute",
+    FETCH_PROGRAM: "worker.fetch",
+    PUSH_PROGRAM: "worker.push",
+}
 _MILLISECONDS = 1000
 _LINKS = ("HOME", "TMPDIR")
 # Variables with paths of a job's own folders.

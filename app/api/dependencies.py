@@ -92,9 +92,16 @@ def _hub_token(
         Header(description="A Hugging Face Hub token, `hf_...`; stored encrypted until the job ends."),
     ] = None,
 ) -> SecretStr | None:
-    if hub_token is None:
-        return None
-    token = hub_token.strip()
+    return None if hub_token is None else read_hub_token(hub_token)
+
+
+def read_hub_token(text: str) -> SecretStr:
+    """Return a Hub token that a client sent.
+
+    Raises:
+        InvalidRequestError: it is not a valid token.
+    """
+    token = text.strip()
     if not _HUB_TOKEN.fullmatch(token):
         raise InvalidRequestError(
             "not a valid Hub-Token; it must start with hf_ and contain no spaces", param="Hub-Token"

@@ -5,11 +5,12 @@ from typing import Any, Literal
 
 from app.shared.lifecycle import Status
 from app.shared.outcomes import JobError, JobResult
-from app.shared.requests import CalibrationRequest, EvaluationRequest, JobKind, JobOptions, Queue
+from app.shared.requests import CalibrationRequest, EvaluationRequest, JobKind, JobOptions, PushTarget, Queue
 from rocket_client import models as contract
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import BudgetUnit, Objective
 from rocket_core.engines import LaterExport
+from rocket_core.report.push import PushReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
 
@@ -83,11 +84,13 @@ class JobView(FrozenModel):
     retry_of: str | None
     """id of the job that this one retries; null if it is not a retry."""
     source_job_id: str | None
-    """id of the earlier job whose artifact it heals, evaluates or exports; null for others, and after that job is
-    deleted.
+    """id of the earlier job whose artifact it heals, evaluates, exports or pushes; null for others, and after that job
+    is deleted.
     """
     export_to: LaterExport | None
     """format that a job of kind `export` writes; null for others."""
+    push: PushTarget | None
+    """where a job of kind `push` pushes files to; null for others."""
     profile_id: str | None
     """id of its profile, for `/profiles/{id}`; null until all layers are profiled, and after the profile is deleted or
     evicted.
@@ -179,6 +182,22 @@ class ExportList(_List):
 
     data: list[JobView]
     """the jobs, newest first."""
+
+
+class PushView(FrozenModel):
+    """A push of a job's files to the Hub."""
+
+    job: JobView
+    """the job that pushes them."""
+    report: PushReport | None
+    """its result; null before it has one."""
+
+
+class PushList(_List):
+    """The latest pushes of a job's files to the Hub."""
+
+    data: list[PushView]
+    """the pushes, newest first."""
 
 
 class ArtifactView(contract.Artifact, extra="forbid"):

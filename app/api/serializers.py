@@ -17,6 +17,7 @@ from app.api.resources import (
     NamedModelView,
     ProfileView,
     ProgressView,
+    PushView,
     ReceivedFileView,
     SizeView,
     UploadedFileView,
@@ -40,6 +41,7 @@ from app.shared.models import (
 )
 from app.shared.outcomes import JobError, JobResult
 from app.shared.repositories.evaluations import Evaluation
+from app.shared.repositories.pushes import Push
 from app.shared.requests import UPLOAD, CalibrationRequest, JobOptions, JobRequest, Queue
 from app.shared.settings import Settings
 from rocket_core.candidates import LayerProfile
@@ -161,7 +163,8 @@ def job_view(job: Job) -> JobView:
     """Return a job's view."""
     request = JobRequest.model_validate(job.request)
     path = job_path(job)
-    parts = ("events", "layers", "report", "artifacts", "evaluations", "exports", "healings", "cancel", "retry")
+    parts = ("events", "layers", "report", "artifacts", "evaluations", "exports", "pushes", "healings")
+    actions = ("cancel", "retry")
     return JobView(
         id=job.id,
         kind=request.kind,
@@ -183,7 +186,7 @@ def job_view(job: Job) -> JobView:
         profile_id=job.profile_id,
         error=None if job.error is None else JobError.model_validate(job.error),
         result=None if job.result is None else JobResult.model_validate(job.result),
-        links={"self": path, **{part: f"{path}/{part}" for part in parts}},
+        links={"self": path, **{part: f"{path}/{part}" for part in (*parts, *actions)}},
     )
 
 
@@ -211,6 +214,11 @@ def layer_view(layer: Layer) -> LayerView:
 def evaluation_view(evaluation: Evaluation) -> EvaluationView:
     """Return an evaluation's view."""
     return EvaluationView(job=job_view(evaluation.job), report=evaluation.report)
+
+
+def push_view(push: Push) -> PushView:
+    """Return a push's view."""
+    return PushView(job=job_view(push.job), report=push.report)
 
 
 def artifact_view(artifact: Artifact) -> ArtifactView:

@@ -16,9 +16,10 @@ from app.api.resources import JobView
 from app.api.serializers import evaluation_view, job_view
 from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, read_evaluation
 from app.pages.frontier_figure import frontier_of
+from app.pages.pushes import push_section
 from app.pages.rendering import redirect, render
 from app.pages.stage_list import stage_list
-from app.services import evaluations, exports, jobs, outputs, profiles, uploads
+from app.services import evaluations, exports, jobs, outputs, profiles, pushes, uploads
 from app.services.context import Context
 from app.shared import catalog
 from app.shared.errors import InvalidRequestError, ProfileNotFoundError, ReportNotReadyError
@@ -75,8 +76,9 @@ def show_rows(
 
 
 @router.get(f"{_JOBS}/{{job_id}}")
-def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep) -> Response:
+def show_job(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep) -> Response:
     """Show one job: its progress and its results."""
+    owner = actor.tenant
     job = job_view(jobs.get_job(context, owner, job_id))
     report = find_report(context, owner, job_id)
     files = outputs.list_artifacts(context, owner, job_id)
@@ -93,6 +95,8 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerD
         can_heal=any(file.name.startswith(f"{SOURCE_EXPORT}/") and file.storage_key for file in files),
         default_tokens=count_text(DEFAULT_HEALING_TOKENS),
         **_exports(context, owner, job_id),
+        **push_section(context, actor, job_id),
+        pushed=pushes.find_push(context, owner, job_id),
         figures=() if report is None else report_figures(report),
         cost=None if report is None else cost_comparison(report),
         frontier=frontier,

@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 
 from app.api.paths import HOME, SIGN_IN, STATIC
 from app.api.problems import Problem
+from app.pages.page_words import page_words
 from app.pages.stage_list import stage_title
 from app.services.access import Caller
 from app.shared.models import LOCAL_OWNER
@@ -116,6 +117,7 @@ def _environment() -> Environment:
     made = environment(PackageLoader(__package__))
     made.filters["stage_title"] = stage_title
     made.filters["prose"] = prose
+    made.filters["page_words"] = page_words
     made.globals |= {
         "static": static_address,
         "version": __version__,

@@ -22,6 +22,7 @@ _TITLES: Mapping[str, str] = {
     "exporting": "writing the files",
     "evaluating": "measuring quality",
     "benchmarking": "measuring speed",
+    "uploading": "sending the files to the Hub",
 }
 
 
@@ -65,11 +66,13 @@ def stage_title(name: str) -> str:
     return _TITLES.get(name, name)
 
 
-def _expected(job: JobView) -> list[Stage]:
+def _expected(job: JobView) -> list[str]:
     if job.kind == "evaluation":
         return ["downloading", "preflight", "evaluating"]
     if job.kind == "export":
         return ["downloading", "exporting"]
+    if job.kind == "push":
+        return ["downloading", "uploading"]
     left_out: set[Stage] = set()
     if job.kind == "healing":
         left_out |= {"differentiating", "calibrating", "allocating", "factorizing"}

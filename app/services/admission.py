@@ -130,8 +130,8 @@ class Admission:
     def _judge(
         self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None, *, is_estimate: bool
     ) -> Judged:
-        if request.kind == "export":
-            # Reads an artifact alone, which was judged by its report (`app.services.exports`).
+        if not request.reads_model:
+            # Reads an artifact alone, which was judged by its report (`app.services.exports`, `app.services.pushes`).
             return Judged()
         check_evaluation_tokens(limits, request.evaluate)
         for name in (*request.datasets, *request.local_tasks):

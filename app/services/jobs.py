@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from app.services import quotas
 from app.services.context import Context
+from app.services.hub_tokens import choose_push_token
 from app.services.uploads import check_dataset
 from app.shared.encryption import encrypt
 from app.shared.errors import StorageError
@@ -212,12 +213,15 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
     Raises:
         JobNotFoundError: the job does not exist, or is not the tenant's.
         ConflictError: it has succeeded, or has not ended.
+        UploadTokenError: it pushes to the Hub, and a token for that is missing.
         OverQuotaError: it exceeds the tenant's limits, which may have changed.
         QuotaExceededError: the tenant's quota is used up.
     """
     owner = actor.tenant
     with context.database.snapshot() as session:
         request = JobRequest.model_validate(jobs.get_job(session, job_id, owner).request)
+    if request.kind == "push":
+        hub_token = choose_push_token(context.settings, actor, hub_token)
     encrypted = _encrypted(context, request, hub_token)
     with context.database.transaction() as session:
         submission = jobs.retry_job(
@@ -226,7 +230,7 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
         if submission.created:
             limits = quotas.find_limits(session, context.settings, owner)
             quotas.check_evaluation_tokens(limits, request.evaluate)
-            if request.kind not in {"evaluation", "export"}:
+            if request.kind not in {"evaluation", "export", "push"}:
                 quotas.check_calibration_tokens(limits, request.calibration)
                 quotas.check_healing_tokens(limits, request.options.heal_tokens)
             quotas.check_job_slot(session, context.settings, owner)

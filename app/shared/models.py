@@ -5,6 +5,7 @@ jobs ─┬─ job_events         events, numbered without gaps
       ├─ allocations        one row per layer: the candidate chosen
       ├─ reports            the allocation report, once the job has succeeded
       ├─ evaluations        the result of a job that evaluates an earlier one's artifact
+      ├─ pushes             the result of a job that pushes an earlier one's artifact to the Hub
       ├─ artifacts          files to download, by name
       ├─ outbox             jobs to notify the workers of
       └─ idempotency_keys   which request created the job
@@ -238,6 +239,16 @@ class EvaluationRow(Base):
     """The result of a job that evaluates an earlier one's artifact, an `EvaluationReport`."""
 
     __tablename__ = "evaluations"
+
+    job_id: Mapped[str] = _job_key(primary=True)
+    body: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+
+
+class PushRow(Base):
+    """The result of a job that pushes an earlier one's artifact to the Hub, a `PushReport`."""
+
+    __tablename__ = "pushes"
 
     job_id: Mapped[str] = _job_key(primary=True)
     body: Mapped[dict[str, Any]]

@@ -29,7 +29,7 @@ UPLOAD = "upload/"
 
 Queue = Literal["cpu", "gpu"]
 """The queue, which decides which workers run a job."""
-JobKind = Literal["compression", "profile", "healing", "evaluation", "export"]
+JobKind = Literal["compression", "profile", "healing", "evaluation", "export", "push"]
 """The kind of a job."""
 SOURCE_EXPORT: ExportKind = "factored"
 """The export that later jobs can heal, and write in other formats."""
@@ -80,6 +80,12 @@ def check_model_id(text: str) -> str:
         raise ValueError(
             "is not a valid model id; use `namespace/name` (Hub), or `local/NAME` or `upload/NAME` (see GET /models)"
         )
+    return text
+
+
+def _repository(text: str) -> str:
+    if not _MODEL_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
+        raise ValueError("is not a name of a repository on the Hub; use `namespace/name`")
     return text
 
 
@@ -192,11 +198,22 @@ class JobOptions(MethodOptions, RequestModel):
     """
 
 
+class PushTarget(RequestModel):
+    """Where a result is pushed to."""
+
+    repository: Annotated[str, AfterValidator(_repository)]
+    """`namespace/name` on the Hub; created if necessary."""
+    private: bool = False
+    """whether the repository must be private; an existing public one is refused then."""
+    export: ExportKind
+    """the export whose files are pushed."""
+
+
 class JobRequest(StoredRequest):
     """The work of a job: with a target it compresses a model, without one it profiles the model's layers.
 
-    With `source_job_id` it heals or evaluates the result of the job that has compressed the model in this way, or
-    writes it in another format.
+    With `source_job_id` it heals or evaluates the result of the job that has compressed the model in this way, writes
+    it in another format, or pushes it to the Hub.
     """
 
     model_id: Annotated[str, AfterValidator(check_model_id)]
@@ -230,10 +247,12 @@ class JobRequest(StoredRequest):
     """which workers run it, `cpu` or `gpu`; null uses the server's default."""
     source_job_id: Annotated[Annotated[str, Field(pattern=_JOB_ID)] | None, SkipJsonSchema()] = None
     """the earlier job whose artifact it works on; set by the service, never by a client."""
-    on_source: Annotated[Literal["healing", "evaluation", "export"] | None, SkipJsonSchema()] = None
+    on_source: Annotated[Literal["healing", "evaluation", "export", "push"] | None, SkipJsonSchema()] = None
     """what it does with that artifact; set by the service as well."""
     export_to: Annotated[LaterExport | None, SkipJsonSchema()] = None
     """the format that it writes that artifact in; set by the service as well."""
+    push: Annotated[PushTarget | None, SkipJsonSchema()] = None
+    """where it pushes that artifact; set by the service as well."""
 
     @model_validator(mode="before")
     @classmethod
@@ -252,6 +271,8 @@ class JobRequest(StoredRequest):
             raise ValueError("source_job_id and on_source belong together")
         if (self.on_source == "export") != (self.export_to is not None):
             raise ValueError("export_to belongs to a job that writes another format")
+        if (self.on_source == "push") != (self.push is not None):
+            raise ValueError("push belongs to a job that pushes to the Hub")
         try:
             self.compression_config()
         except InvalidConfigError as error:
@@ -294,12 +315,14 @@ class JobRequest(StoredRequest):
     @property
     def source_export(self) -> ExportKind:
         """The export of the earlier job that it works on."""
+        if self.push is not None:
+            return self.push.export
         return SOURCE_EXPORT if self.kind in {"healing", "export"} else self.compression_config().evaluated_export
 
     @property
     def reads_model(self) -> bool:
-        """Whether it reads the model itself; one that writes another format reads only an artifact."""
-        return self.kind != "export"
+        """Whether it reads the model itself; one that writes another format or pushes reads only an artifact."""
+        return self.kind not in {"export", "push"}
 
     @property
     def target(self) -> Target | None:
@@ -309,7 +332,7 @@ class JobRequest(StoredRequest):
     @property
     def datasets(self) -> tuple[str, ...]:
         """Names of all datasets that the job reads, the calibration's first unless the job only evaluates."""
-        if self.kind == "export":
+        if not self.reads_model:
             return ()
         evaluated = () if self.evaluate is None else (self.evaluate.dataset,)
         return evaluated if self.kind == "evaluation" else (self.calibration.dataset, *evaluated)
@@ -332,7 +355,9 @@ class JobRequest(StoredRequest):
 
     @property
     def asks_the_hub(self) -> bool:
-        """Whether the model, a text or a task that the job reads comes from the Hub."""
+        """Whether the model, a text or a task that the job reads comes from the Hub, or the result goes there."""
+        if self.kind == "push":
+            return True
         tasks = () if self.evaluate is None else self.evaluate.tasks
         from_hub = any(name in HUB_DATASETS for name in self.datasets) or any(task in HUB_TASKS for task in tasks)
         return (self.reads_model and self.is_on_hub) or from_hub
@@ -342,7 +367,7 @@ class JobRequest(StoredRequest):
         # Members that did not exist in earlier versions are left out: a replay may follow an upgrade.
         newer: dict[str, Any] = {
             name: True
-            for name in ("queue", "evaluate", "target_bytes", "bits", "source_job_id", "on_source", "export_to")
+            for name in ("queue", "evaluate", "target_bytes", "bits", "source_job_id", "on_source", "export_to", "push")
             if getattr(self, name) is None
         }
         if self.evaluate is not None and not self.evaluate.prompts:
@@ -374,8 +399,8 @@ class CompressionRequest(JobRequest):
     def _has_a_target(self) -> "CompressionRequest":
         if self.source_job_id is not None or self.on_source is not None:
             raise ValueError(
-                "source_job_id and on_source are set by the service; use POST /jobs/{id}/healings, /evaluations or "
-                "/exports"
+                "source_job_id and on_source are set by the service; use POST /jobs/{id}/healings, /evaluations, "
+                "/exports or /pushes"
             )
         if self.kind == "profile":
             raise ValueError("specify one of ratio, target_bytes and bits")
@@ -494,6 +519,45 @@ class ExportRequest(StoredRequest):
             "source_job_id": job_id,
             "on_source": "export",
             "export_to": self.to,
+        }
+        return JobRequest.model_validate(source.model_dump() | changes)
+
+
+class PushRequest(StoredRequest):
+    """The repository that the result of a job is to be pushed to; only `repository` is required."""
+
+    repository: Annotated[str, AfterValidator(_repository)]
+    """`namespace/name` on the Hub; created if necessary."""
+    private: bool = False
+    """whether the repository must be private; an existing public one is refused then. False by default."""
+    export: ExportKind | None = None
+    """the export whose files are pushed; null (the default) takes the first that the job has of `factored`, `gguf`,
+    `compressed-tensors` and `dense`.
+    """
+    metadata: _Labels = Field(default_factory=dict)
+    """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
+    queue: Queue | None = None
+    """which workers run it, `cpu` or `gpu`; null uses the server's default."""
+
+    def job_request(self, job_id: str, source: JobRequest, export: ExportKind, revision: str | None) -> JobRequest:
+        """Return the request of the job that pushes.
+
+        Args:
+            job_id: the job whose result is pushed.
+            source: its request.
+            export: the export, one that the job has.
+            revision: commit of the repository that it compressed; None for a local model.
+        """
+        changes = {
+            "revision": revision,
+            "evaluate": None,
+            "benchmark": False,
+            "metadata": self.metadata,
+            "queue": self.queue or source.queue,
+            "source_job_id": job_id,
+            "on_source": "push",
+            "export_to": None,
+            "push": {"repository": self.repository, "private": self.private, "export": export},
         }
         return JobRequest.model_validate(source.model_dump() | changes)
 

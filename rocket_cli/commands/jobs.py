@@ -112,8 +112,8 @@ def _table(rows: Sequence[Job], now: datetime) -> Table:
 
 
 def _target(job: Job) -> str:
-    if job.export_to is not None:
-        return f"as {job.export_to}"
+    if job.export_to is not None or job.push is not None:
+        return f"as {job.export_to}" if job.push is None else f"to {job.push.repository}"
     if job.kind != "compression":
         return job.kind
     match target_of(job.ratio, job.target_bytes, job.bits):

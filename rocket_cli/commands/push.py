@@ -61,8 +61,9 @@ def push(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Push the compressed model of JOB to a repository on the Hugging Face Hub, and print its address.
+    """Push the compressed model of JOB to the Hugging Face Hub from this machine, and print the repository's address.
 
+    The files are downloaded first; with `rocket push-job` the server sends them itself.
     Running the command again resumes and uploads nothing twice; the files appear in one commit.
     """
     token = hub_token(hub_token_env)

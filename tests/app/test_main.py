@@ -37,6 +37,8 @@ def test_the_api_has_the_documented_paths(app):
         ("get", "/jobs/{job_id}/evaluations"),
         ("post", "/jobs/{job_id}/exports"),
         ("get", "/jobs/{job_id}/exports"),
+        ("post", "/jobs/{job_id}/pushes"),
+        ("get", "/jobs/{job_id}/pushes"),
         ("get", "/jobs/{job_id}/events"),
         ("get", "/jobs/{job_id}/layers"),
         ("get", "/jobs/{job_id}/report"),
@@ -110,7 +112,7 @@ def test_only_listed_endpoints_are_async(app):
     sleeping = {"list_events", "get_job", "save_upload", "save_piece"}
     # These wait for a thread of their tenant's share, in which a model is judged.
     sharing = {"submit_job", "heal_job", "make_profile", "make_estimate", "submit", "submit_profile", "preview", "heal"}
-    sharing |= {"check_headers", "evaluate_job", "evaluate", "export_job", "export"}
+    sharing |= {"check_headers", "evaluate_job", "evaluate", "export_job", "export", "push_job", "push"}
     # Answers without I/O.
     assert asynchronous == {"is_alive"} | sleeping | sharing
 

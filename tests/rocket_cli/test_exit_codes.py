@@ -21,7 +21,7 @@ from rocket_core import errors
 
 LIBRARY_CODES = {
     1: ["rocket_error"],
-    2: ["invalid_config", "unmatched_ignore"],
+    2: ["hub_refuses", "invalid_config", "push_failed", "unmatched_ignore"],
     3: [
         "already_quantized",
         "calibration_empty",
@@ -37,7 +37,9 @@ LIBRARY_CODES = {
     4: ["infeasible_budget"],
     5: ["insufficient_disk", "insufficient_memory", "insufficient_resources"],
     6: ["checkpoint_error", "checkpoint_format", "corrupt_checkpoint", "stale_work_folder"],
+    8: ["repository_is_public"],
     75: ["hub_cache_busy", "hub_unavailable", "work_folder_busy"],
+    77: ["hub_forbidden", "hub_token_invalid"],
     130: ["cancelled"],
 }
 SERVICE_CODES = {

@@ -81,6 +81,12 @@ METHODS = {
         {"job_id": JOB, "to": "dense", "metadata": {"k": "v"}, "queue": "cpu", "idempotency_key": "k"},
     ],
     "exports": [{"job_id": JOB}],
+    "push": [
+        {"job_id": JOB, "repository": "a/b"},
+        {"job_id": JOB, "repository": "a/b", "hub_token": "t", "idempotency_key": "k"}
+        | {"settings": {"private": True, "export": "gguf", "metadata": {"k": "v"}, "queue": "cpu"}},
+    ],
+    "pushes": [{"job_id": JOB}],
     "delete": [{"job_id": JOB}],
     "events": [{"job_id": JOB, "after": 3}],
     "layers": [{"job_id": JOB}],
@@ -120,6 +126,7 @@ NOT_SENT = {
     ("POST /jobs/{job_id}/healings", "prefer"): "as above",
     ("POST /jobs/{job_id}/evaluations", "prefer"): "as above",
     ("POST /jobs/{job_id}/exports", "prefer"): "as above",
+    ("POST /jobs/{job_id}/pushes", "prefer"): "as above",
     ("GET /jobs/{job_id}", "prefer"): "as above",
     ("GET /jobs/{job_id}/events", "after"): "the header Last-Event-ID says the same of a stream",
     ("GET /jobs/{job_id}/events", "limit"): "of pages; the client reads streams",
@@ -285,6 +292,7 @@ def test_every_request_body_matches_the_document(document, connect, monkeypatch)
         "POST /jobs/{job_id}/healings",
         "POST /jobs/{job_id}/evaluations",
         "POST /jobs/{job_id}/exports",
+        "POST /jobs/{job_id}/pushes",
         "POST /profiles",
         "POST /estimates",
         "POST /profiles/{profile_id}/allocations",

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.e2e.service_process import ROCKET, Service
 from tests.reference.tiny_models import save_tiny_model
+from tests.reference.upload_hub import TOKEN, UploadHub
 from tests.worker.test_webhooks import Receiver
 
 pytestmark = pytest.mark.system
@@ -45,12 +46,20 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
+def hub():
+    with UploadHub() as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory, hub):
     """Yield a service with one model, small enough to be compressed during a test."""
     data = tmp_path_factory.mktemp("pages") / "data"
     save_tiny_model("llama", data / "models" / "tiny")
     # The tests receive webhooks on the loopback.
-    running = Service(data, ROCKET_MEASURE_ENERGY="true", ROCKET_WEBHOOKS_ALLOW_PRIVATE="true")
+    settings = {"ROCKET_MEASURE_ENERGY": "true", "ROCKET_WEBHOOKS_ALLOW_PRIVATE": "true"}
+    # In place of the Hub, without the store that only the real one has.
+    running = Service(data, HF_ENDPOINT=hub.url, HF_HUB_DISABLE_XET="1", **settings)
     yield running
     running.close()
 
@@ -174,6 +183,32 @@ def test_a_job_made_on_an_empty_page_gives_a_loadable_model(browser, service, tm
     assert torch.allclose(exported(**hello).logits, predicted, atol=0.05)
     ended = [json.loads(body) for _, _, body in receiver.received[1:]]
     assert [(each["type"], each["data"]["model_id"]) for each in ended] == [("job.succeeded", "local/tiny")] * 2
+
+
+def test_a_result_is_pushed_to_the_hub_from_its_page(browser, service, hub):
+    jobs = service.client.get("/jobs").json()["data"]
+    done = next(job["id"] for job in jobs if job["status"] == "succeeded" and job["kind"] == "compression")
+    files = service.client.get(f"/jobs/{done}/artifacts").json()["data"]
+    with open_page(browser, service) as page:
+        for repository, outcome in (("bob/small", "failed"), ("alice/small", "succeeded")):
+            page.goto(f"/ui/jobs/{done}")
+            page.get_by_text("Choose a repository").click()
+            page.get_by_label("Repository on the Hugging Face Hub").fill(repository)
+            page.get_by_label("Private").check()
+            page.get_by_label("Hub token with write access").fill(TOKEN)
+            page.get_by_role("button", name="Push to Hub").click()
+            newest = page.locator("#pushes li").first
+            expect(newest).to_have_attribute("data-status", outcome, timeout=PATIENCE)
+            look_at(page, f"push-{outcome}")
+            expect(newest.get_by_text("may not write to bob/small")).to_have_count(int(outcome == "failed"))
+        assert newest.get_by_role("link", name="alice/small").get_attribute("href") == f"{hub.url}/alice/small"
+        assert TOKEN not in page.content()
+        newest.locator(".badge").click()
+        expect(page.get_by_text("Pushes the factored export of an earlier job")).to_be_visible()
+        look_at(page, "push")
+    pushed = [file["name"].removeprefix("factored/") for file in files if file["name"].startswith("factored/")]
+    assert sorted(hub.files("alice/small")) == sorted(pushed)
+    assert hub.private == {"alice/small"}
 
 
 def test_a_model_is_fitted_into_a_size(browser, service):

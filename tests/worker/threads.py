@@ -8,12 +8,13 @@ import socket
 import threading
 
 from worker.channel import Channel, ChannelError
-from worker.children import COMPUTE_PROGRAM, Ending
+from worker.children import COMPUTE_PROGRAM, PUSH_PROGRAM, Ending
 from worker.computation import Computation
 from worker.confinement import CONFINEMENT
 from worker.fetch import fetch
 from worker.job import Attempt
-from worker.messages import COMPUTE_REQUEST, FETCH_REQUEST
+from worker.messages import COMPUTE_REQUEST, FETCH_REQUEST, UPLOAD_REQUEST
+from worker.push import push
 
 KILLED = -9
 
@@ -57,6 +58,8 @@ class ChildThread:
                     limit_memory=lambda _bytes: None,
                     close_network=lambda: None,
                 ).run()
+            elif program is PUSH_PROGRAM:
+                push(channel, channel.receive(UPLOAD_REQUEST), should_cancel=should_cancel)
             else:
                 fetch(channel, channel.receive(FETCH_REQUEST), should_cancel=should_cancel)
         except ChannelError:

@@ -129,7 +129,8 @@ def create_job(
         if earlier is not None:
             return Submission(job=earlier, created=False)
     if request.source_job_id is not None:
-        find_source(session, owner, request.source_job_id, request.source_export, lock=True)
+        is_pushed = request.kind == "push"
+        find_source(session, owner, request.source_job_id, request.source_export, lock=True, is_pushed=is_pushed)
     job = Job(
         id=job_id,
         owner=owner,

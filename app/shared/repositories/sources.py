@@ -51,7 +51,9 @@ def check_uploads(session: Session, owner: str, request: JobRequest) -> None:
         check_model(session, owner, request.uploaded_model)
 
 
-def find_source(session: Session, owner: str, job_id: str, kind: ExportKind, *, lock: bool = False) -> Source:
+def find_source(
+    session: Session, owner: str, job_id: str, kind: ExportKind, *, lock: bool = False, is_pushed: bool = False
+) -> Source:
     """Return a job whose result another one can work on.
 
     Args:
@@ -60,6 +62,8 @@ def find_source(session: Session, owner: str, job_id: str, kind: ExportKind, *, 
         job_id: the job.
         kind: the export that is needed of it.
         lock: whether to lock it, while this transaction creates the job that needs it.
+        is_pushed: whether the files are needed as they are, which may be those of a job that has written an earlier
+            result in another format.
 
     Raises:
         JobNotFoundError: the job does not exist, or belongs to another tenant.
@@ -75,7 +79,7 @@ def find_source(session: Session, owner: str, job_id: str, kind: ExportKind, *, 
     report = session.get(ReportRow, job.id)
     if report is None:
         raise ConflictError("the job has no result; name one that has compressed or healed a model")
-    if job.request.get("on_source") == "export":
+    if job.request.get("on_source") == "export" and not is_pushed:
         raise ConflictError(
             "the job has only written the result of another one in another format; name the job that made the result"
         )

@@ -8,7 +8,7 @@ import pytest
 import uvicorn
 
 from app.shared.outcomes import NewArtifact
-from app.shared.repositories import leases, outputs, profiles
+from app.shared.repositories import keys, leases, outputs, profiles
 
 BODY = {"model_id": "local/tiny", "ratio": 0.3}
 
@@ -71,6 +71,17 @@ class Worker:
 @pytest.fixture
 def worker(context, profile, model_profile, factored, report, result):
     return Worker(context, profile, factored, report, result, model_profile)
+
+
+@pytest.fixture
+def bearer(context):
+    """Return the header with a new key of a tenant."""
+
+    def bearer(tenant):
+        with context.database.transaction() as session:
+            return {"Authorization": f"Bearer {keys.create_key(session, tenant).text}"}
+
+    return bearer
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from datetime import timedelta
 from types import MappingProxyType
 
 import pytest
+from huggingface_hub import constants
 from sqlalchemy import update
 
 from app.api.middleware.access import REFUSALS
@@ -117,11 +118,12 @@ def scenarios(client, jobs, app, settings, monkeypatch):
     evaluations = "/jobs/{job_id}/evaluations"
     webhook = "/webhooks/{webhook_id}"
     exports, dense = "/jobs/{job_id}/exports", {"to": "dense"}
+    pushes, repository, own = "/jobs/{job_id}/pushes", {"repository": "a/b"}, {"Hub-Token": "hf_0123456789"}
     model, model_file = "/models/{model_name}", "/models/{model_name}/files/{file}"
     job, file = "/jobs/{job_id}", "/jobs/{job_id}/artifacts/{name}"
 
-    def replay(path, body, key):
-        keyed = {"json": body, "headers": {"Idempotency-Key": key}}
+    def replay(path, body, key, headers=MappingProxyType({})):
+        keyed = {"json": body, "headers": {"Idempotency-Key": key, **headers}}
         client.post(path, **keyed)
         return client.post(path, **keyed)
 
@@ -209,6 +211,19 @@ def scenarios(client, jobs, app, settings, monkeypatch):
     def evaluated_without_room():
         path = f"{jobs.healable}/evaluations"
         return without_room(lambda: client.post(path, json={}))
+
+    def pushed(path=None, **sent):
+        body = {"json": repository} | sent
+        return client.post(f"{path or jobs.healable}/pushes", **body | {"headers": own | sent.get("headers", {})})
+
+    def pushed_offline():
+        with monkeypatch.context() as patch:
+            patch.setattr(constants, "HF_HUB_OFFLINE", True)
+            return pushed()
+
+    def pushed_without_room():
+        path = jobs.healable
+        return without_room(lambda: pushed(path))
 
     def known():
         path = jobs.queued
@@ -323,6 +338,19 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("post", exports, 507): lambda: without_room(
             lambda path=jobs.healable: client.post(f"{path}/exports", json=dense)
         ),
+        ("post", pushes, 202): pushed,
+        ("post", pushes, 200): lambda: replay(f"{jobs.healable}/pushes", repository, "y", own),
+        ("post", pushes, 400): lambda: pushed(json=None, content=b"{", headers=json_type),
+        ("post", pushes, 404): lambda: pushed(UNKNOWN),
+        ("post", pushes, 409): lambda: pushed(jobs.failed),
+        ("post", pushes, 410): lambda: pushed(jobs.expired),
+        ("post", pushes, 413): lambda: pushed(json=None, content=b" " * 5000, headers=json_type),
+        ("post", pushes, 415): lambda: pushed(json=None, content=b"{}", headers=text_type),
+        ("post", pushes, 422): lambda: pushed(json={"repository": "a"}),
+        ("post", pushes, 503): pushed_offline,
+        ("post", pushes, 507): pushed_without_room,
+        ("get", pushes, 200): lambda: client.get(f"{jobs.healable}/pushes"),
+        ("get", pushes, 404): lambda: client.get(f"{UNKNOWN}/pushes"),
         ("get", exports, 200): lambda: client.get(f"{jobs.healable}/exports"),
         ("get", exports, 404): lambda: client.get(f"{UNKNOWN}/exports"),
         ("get", evaluations, 200): lambda: client.get(f"{jobs.healable}/evaluations"),

@@ -5,21 +5,11 @@ import hashlib
 import pytest
 
 from app.shared.outcomes import JobError
-from app.shared.repositories import keys
 from tests.app.api.conftest import BODY
 
 HIDDEN = "only-alice-knows"
 FILE = "factored/model.safetensors"
 METHODS = {"get", "post", "put", "patch", "delete"}
-
-
-@pytest.fixture
-def bearer(context):
-    def bearer(tenant):
-        with context.database.transaction() as session:
-            return {"Authorization": f"Bearer {keys.create_key(session, tenant).text}"}
-
-    return bearer
 
 
 TEXT = f"text, {HIDDEN}".encode()
@@ -85,6 +75,7 @@ def filled(path, job_id, profile_id, webhook_id):
 def body_of(path):
     """Return the body for an endpoint that checks it before it looks for the object."""
     bodies = {"allocations": {"ratio": 0.1}, "evaluations": {}, "exports": {"to": "dense"}, "healings": {"tokens": 5}}
+    bodies |= {"pushes": {"repository": "a/b"}}
     body = bodies.get(path.rpartition("/")[2])
     return {} if body is None else {"json": body}
 

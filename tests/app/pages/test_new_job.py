@@ -151,7 +151,7 @@ def test_a_profile_for_sizes_is_found_by_sizes_alone(page, client, worker):
         ({"target": "bits", "bits": "many"}, 422, "valid number"),
         ({"target": "bits", "bits": ""}, 422, "specify one of ratio, target_bytes and bits"),
         ({"model_id": "tiny"}, 422, "is not a valid model id"),
-        ({"model_id": "local/none"}, 422, "GET /models lists"),
+        ({"model_id": "local/none"}, 422, "the form of a new job lists"),
         ({"samples": "many"}, 422, "integer"),
         ({"dataset": "local/none.txt"}, 422, "calibration"),
         ({"ignore": "*.q_proj *.dwn_proj"}, 422, "pattern 2 of 2 matches no layer of local/tiny; did you mean '*.down"),

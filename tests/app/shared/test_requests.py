@@ -131,6 +131,7 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
         "source_job_id": True,
         "on_source": True,
         "export_to": True,
+        "push": True,
         "options": {
             "calibrate_all_experts",
             "code_bits",
@@ -173,10 +174,23 @@ def test_only_an_export_names_a_format():
             JobRequest(model_id="a/b", ratio=0.3, source_job_id=SOURCE, **given)
 
 
+def test_only_a_push_names_a_repository():
+    target = {"repository": "alice/small", "export": "gguf"}
+    push = JobRequest(model_id="local/x", ratio=0.3, source_job_id=SOURCE, on_source="push", push=target)
+    assert (push.kind, push.source_export, push.datasets) == ("push", "gguf", ())
+    assert not push.reads_model
+    assert push.asks_the_hub
+    for given in ({"on_source": "push"}, {"on_source": "healing", "push": target}):
+        with pytest.raises(ValidationError, match="push belongs to"):
+            JobRequest(model_id="a/b", ratio=0.3, source_job_id=SOURCE, **given)
+
+
 def test_a_client_cannot_name_the_job_that_it_works_on():
     with pytest.raises(ValidationError, match="use POST /jobs"):
         CompressionRequest(model_id="local/x", ratio=0.3, evaluate={}, source_job_id=SOURCE, on_source="evaluation")
-    assert {"source_job_id", "on_source", "export_to"}.isdisjoint(CompressionRequest.model_json_schema()["properties"])
+    assert {"source_job_id", "on_source", "export_to", "push"}.isdisjoint(
+        CompressionRequest.model_json_schema()["properties"]
+    )
 
 
 def test_a_source_and_what_is_done_with_it_go_together():

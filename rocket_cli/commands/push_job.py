@@ -1,0 +1,73 @@
+"""`rocket push-job`: submission of a job that pushes the files of another one to the Hugging Face Hub."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocket_cli import options
+from rocket_cli.compression_options import ServerOptions, SubmissionOptions
+from rocket_cli.option_groups import Without, expand_groups
+from rocket_cli.submission import submit_job
+from rocket_client._defaults import DEFAULT_SERVER
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from rocket_client.client import Rocket
+    from rocket_client.models import Job
+
+Repository = Annotated[
+    str, typer.Argument(metavar="REPO", help="NAMESPACE/NAME on the Hub; created if necessary.", show_default=False)
+]
+Export = Annotated[
+    options.ExportChoice | None,
+    typer.Option(
+        metavar="KIND", help="Export to push, such as factored or gguf.", show_default="the first that the job has"
+    ),
+]
+Private = Annotated[bool, typer.Option("--private", help="Require the repository to be private.")]
+TokenVariable = Annotated[
+    str | None,
+    typer.Option(
+        "--hub-token-env",
+        metavar="VARIABLE",
+        help="Environment variable that holds a Hugging Face Hub token with write access; the server deletes the "
+        "token when the push ends.",
+        show_default="the token of the server, if you are its only user",
+    ),
+]
+# The token has another meaning here.
+Submission = Annotated[SubmissionOptions, Without("hub_token_env")]
+
+
+@expand_groups
+def push_job(
+    *,
+    job_id: options.JobId,
+    repository: Repository,
+    export: Export = None,
+    private: Private = False,
+    hub_token_env: TokenVariable = None,
+    submission: Submission,
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """Submit a job in which the server pushes the compressed model of JOB to the Hugging Face Hub, and print its id.
+
+    The files do not pass through this machine, as with `rocket push`. They appear in one commit, and what the
+    repository has already is not sent again.
+    """
+
+    def create(rocket: "Rocket", arguments: dict[str, Any]) -> "Job":
+        settings: dict[str, JsonValue] = {
+            "private": private,
+            "export": None if export is None else export.value,
+            "metadata": arguments["metadata"],
+            "queue": arguments["queue"],
+        }
+        given = {name: arguments[name] for name in ("idempotency_key", "hub_token")}
+        return rocket.push(job_id, repository, settings, **given)
+
+    given = replace(submission, hub_token_env=hub_token_env)
+    submit_job(create, job_id, ServerOptions(), given, server=server, as_json=as_json)
