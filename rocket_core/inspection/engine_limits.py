@@ -29,7 +29,7 @@ def check_engine(settings: Mapping[str, object], itemsize: int, engine: Engine, 
     classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     if classes and not any(name.endswith(engine.classes) for name in classes):
         raise UnsupportedArchitectureError(
-            f"{model} is a {', '.join(classes)}. For {engine.title}, Rocket writes models whose class is, or ends with, "
+            f"{model} is a {', '.join(classes)}. For {engine.title}, Rocket writes models whose class is or ends with "
             f"{', '.join(engine.classes)}; use the engine rocket"
         )
     experts = find_number(settings, _EXPERTS) or 1

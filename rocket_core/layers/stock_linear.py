@@ -1,6 +1,8 @@
 """Which modules compute what `nn.Linear` or `Conv1D` does, and can be replaced by stored layers."""
 
 import functools
+from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +30,11 @@ def is_stock_linear(module: nn.Module) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _computes_product(kind: type[nn.Linear], biased: bool) -> bool:  # noqa: FBT001 - part of the cache's key
-    values = torch.arange(1, 1 + (_ROWS + _D_OUT) * _D_IN, dtype=torch.float64, device="cpu").sin()
-    rows, weight = values.split([_ROWS * _D_IN, _D_OUT * _D_IN])
-    rows, weight = rows.view(1, _ROWS, _D_IN), weight.view(_D_OUT, _D_IN)
+def _computes_product(linear_class: Hashable, biased: bool) -> bool:
+    sines = torch.arange(1, 1 + _ROWS * _D_IN + _D_OUT * _D_IN, dtype=torch.float64, device="cpu").sin()
+    rows, weight = sines[: _ROWS * _D_IN].view(1, _ROWS, _D_IN), sines[_ROWS * _D_IN :].view(_D_OUT, _D_IN)
     bias = torch.arange(_D_OUT, dtype=torch.float64, device="cpu") if biased else None
+    kind: Any = linear_class
     probe = kind.__new__(kind)
     nn.Module.__init__(probe)
     probe.in_features, probe.out_features = _D_IN, _D_OUT

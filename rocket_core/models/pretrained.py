@@ -126,8 +126,8 @@ def load_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def _with_floats(value: Any) -> Any:  # noqa: ANN401 - JSON of any kind
-    """Return a value of config.json with infinities and NaN in place of the objects that transformers writes for them."""
+def _with_floats(value: Any) -> Any:
+    """Return a value of config.json with infinities and NaN in place of the objects that transformers writes."""
     if isinstance(value, Mapping):
         if value.keys() == {"__float__"}:
             return float(value["__float__"]) if value["__float__"] in ("Infinity", "-Infinity", "NaN") else value

@@ -15,7 +15,8 @@ def test_a_language_model_in_16_bits_runs():
 @pytest.mark.parametrize("architectures", [["BertForMaskedLM"], ["LlamaModel"], ["GPT2LMHeadModel"]])
 def test_other_classes_are_refused_with_a_remedy(architectures):
     with pytest.raises(
-        UnsupportedArchitectureError, match=r"For vLLM, Rocket writes models whose class .*, ForCausalLM; use the engine rocket"
+        UnsupportedArchitectureError,
+        match=r"For vLLM, Rocket writes models whose class .* ForCausalLM; use the engine rocket",
     ):
         check_engine({"model_type": "x", "architectures": architectures}, 2, CONFIG.reader, "local/x")
 
