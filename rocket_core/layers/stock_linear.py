@@ -1,7 +1,5 @@
 """Which modules compute what `nn.Linear` or `Conv1D` does, and can be replaced by stored layers."""
 
-import functools
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -26,16 +24,14 @@ def is_stock_linear(module: nn.Module) -> bool:
         return False
     if module._buffers or module._modules or module._forward_hooks or module._forward_pre_hooks:
         return False
-    return _computes_product(kind, module.bias is not None)
+    return _computes_product(kind, biased=module.bias is not None)
 
 
-@functools.lru_cache(maxsize=256)
-def _computes_product(linear_class: Hashable, biased: bool) -> bool:
+def _computes_product(kind: type[nn.Linear], *, biased: bool) -> bool:
     sines = torch.arange(1, 1 + _ROWS * _D_IN + _D_OUT * _D_IN, dtype=torch.float64, device="cpu").sin()
     rows, weight = sines[: _ROWS * _D_IN].view(1, _ROWS, _D_IN), sines[_ROWS * _D_IN :].view(_D_OUT, _D_IN)
     bias = torch.arange(_D_OUT, dtype=torch.float64, device="cpu") if biased else None
-    kind: Any = linear_class
-    probe = kind.__new__(kind)
+    probe: Any = kind.__new__(kind)
     nn.Module.__init__(probe)
     probe.in_features, probe.out_features = _D_IN, _D_OUT
     probe.weight, probe.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
