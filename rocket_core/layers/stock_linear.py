@@ -17,14 +17,13 @@ def is_stock_linear(module: nn.Module) -> bool:
     several tensors and grouped layers read a part of their inputs. So a small weight is put in place of the module's,
     and its outputs are compared.
     """
-    kind = type(module)
-    if kind is nn.Linear or kind is Conv1D:
+    if type(module) is nn.Linear or type(module) is Conv1D:
         return True
     if not isinstance(module, nn.Linear) or set(module._parameters) != {"weight", "bias"}:
         return False
     if module._buffers or module._modules or module._forward_hooks or module._forward_pre_hooks:
         return False
-    return _computes_product(kind, biased=module.bias is not None)
+    return _computes_product(type(module), biased=module.bias is not None)
 
 
 def _computes_product(kind: type[nn.Linear], *, biased: bool) -> bool:
