@@ -201,7 +201,7 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     table = model.largest_table or prelude
     read = table * model.stored_bytes // model.parameters
     if model.predicts and work.config.measures_sensitivities:
-        logits = min(_LOGITS_PER_PIECE, work.tokens * (table // model.hidden_size))
+        logits = min(_LOGITS_PER_PIECE, batch * (table // model.hidden_size))
         read = max(read, logits * _LOGIT_BYTES)
     if model.tower is not None:
         # Its blocks are read one after the other.

@@ -259,7 +259,7 @@ def _open_run(
             healing_passes=healing_passes(config),
         )
 
-    with fast_products(), open_work(output, config.device, meter, monitor_of) as (work, monitor):
+    with open_work(output, config.device, meter, monitor_of) as (work, monitor):
         try:
             yield work, monitor
         except (CalibrationError, CheckpointError, IllConditionedGramError, InfeasibleBudgetError):
@@ -272,12 +272,12 @@ def _profile(prepared: PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
     """Return all layer profiles, after caching and reporting them, and the layers that cannot be compressed."""
     run, work, monitor = prepared.run, prepared.work, prepared.monitor
     if run.config.measures_sensitivities:
-        with monitor.stage("differentiating"):
+        with monitor.stage("differentiating"), fast_products():
             windows = run.config.sensitivity_samples
             # Evenly spaced, because the first windows may all be from one document.
             stride = max(1, len(prepared.calibration) // windows)
             measure_sensitivities(run, prepared.calibration[::stride], work, monitor, windows=windows)
-    with monitor.stage("calibrating"):
+    with monitor.stage("calibrating"), fast_products():
         profiled = profile_layers(run, prepared.calibration, work, monitor)
         prepared.profile_cache.store(work)
     profile = model_profile(run, prepared.profile_cache.identity, profiled, work)
@@ -293,7 +293,7 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
         decided = profile.layers_for(target)
         selected = chosen(decided, allocation, itemsize=run.dtype.itemsize)
         monitor.allocated(selected)
-    with monitor.stage("factorizing"):
+    with monitor.stage("factorizing"), fast_products():
         units = compress_tables(run, prepared.calibration, work, group_units(selected), monitor)
         sizes = CodedSizes(work, units, spare_bytes(run, allocation, selected))
         if run.config.sequential:

@@ -88,8 +88,8 @@ def test_the_report_has_the_loss_curve(healed):
 
 def test_an_artifact_that_only_gets_worse_is_left_as_it_is(tmp_path, artifact_of, original, monkeypatch):
     artifact = artifact_of("factors")
-    monkeypatch.setattr(trainer, "_LEARNING_RATE", 30.0)
-    monkeypatch.setattr(trainer, "_RATE_PER_ROOT", 30.0)
+    # Steps uphill; large ones downhill end in NaN on some processors, and in a better artifact on others.
+    monkeypatch.setattr(trainer, "_RATE_PER_ROOT", -0.02)
     report = heal(artifact, tmp_path, CONFIG, model=str(original), exports=("factored",))
     assert report.kept_step == 0
     files = [folder / "model.safetensors" for folder in (artifact, tmp_path / "factored")]

@@ -231,8 +231,8 @@ def test_sequential_compression_may_be_refused_early(tmp_path, mixture, settings
     ("engine", "family", "reason"),
     [
         ("vllm", "glm4_moe", r"a mixture of 4 experts \(Glm4MoeForCausalLM\), which Rocket does not write for vLLM"),
-        ("llama.cpp", "deepseek_v3", "is a DeepseekV3ForCausalLM; use the engine rocket"),
-        ("llama.cpp", "gpt_oss", "is a GptOssForCausalLM; use the engine rocket"),
+        ("llama.cpp", "deepseek_v3", r"is a DeepseekV3ForCausalLM\. For llama\.cpp, .* use the engine rocket"),
+        ("llama.cpp", "gpt_oss", r"is a GptOssForCausalLM\. For llama\.cpp, .* use the engine rocket"),
     ],
 )
 def test_other_engines_are_refused_early(engine, family, reason, tmp_path, mixture, settings):

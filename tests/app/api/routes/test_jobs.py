@@ -30,7 +30,7 @@ def test_a_job_has_the_documented_members(client, submitted):
         *("id", "object", "status", "stage", "progress", "model_id", "revision", "ratio", "calibration", "options"),
         *("metadata", "created_at", "started_at", "finished_at", "estimated_finish_at", "attempt", "retry_of"),
         *("error", "result", "links", "queue", "expires_at", "evaluate", "profile_id", "kind", "target_bytes"),
-        *("bits", "benchmark", "source_job_id", "export_to", "warnings"),
+        *("bits", "benchmark", "source_job_id", "export_to", "push", "warnings"),
     }
 
 
