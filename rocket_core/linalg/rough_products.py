@@ -34,8 +34,8 @@ def fast_products() -> Iterator[None]:
     """Multiply float32 matrices with oneDNN on CPUs where that is exact and faster than MKL, on which torch relies.
 
     These are AMD's with AVX-512 instructions for bfloat16, on which MKL uses half of the vectors' width. torch takes
-    oneDNN where it may round to bfloat16, which oneDNN does with tiles only; that it does not is checked once. Sums have
-    another order, so this is for what is computed in a run alone, not for evaluating or healing an artifact.
+    oneDNN where it may round to bfloat16, which oneDNN does with tiles only; that it does not is checked once. As sums
+    have another order, this is for what only a run computes, not for evaluating or healing an artifact.
     """
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch adds it when it is imported
     before = settings.fp32_precision

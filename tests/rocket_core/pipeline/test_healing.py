@@ -16,7 +16,7 @@ from rocket_core.errors import (
     InvalidConfigError,
 )
 from rocket_core.evaluation import open_model
-from rocket_core.healing import trainer
+from rocket_core.healing import schedule
 from rocket_core.hf import attach_factors
 from rocket_core.models.architecture import build_architecture
 from rocket_core.pipeline import heal, requirements
@@ -89,7 +89,7 @@ def test_the_report_has_the_loss_curve(healed):
 def test_an_artifact_that_only_gets_worse_is_left_as_it_is(tmp_path, artifact_of, original, monkeypatch):
     artifact = artifact_of("factors")
     # Steps uphill; large ones downhill end in NaN on some processors, and in a better artifact on others.
-    monkeypatch.setattr(trainer, "_RATE_PER_ROOT", -0.02)
+    monkeypatch.setattr(schedule.Schedule, "rate", lambda self, step: -1.0)
     report = heal(artifact, tmp_path, CONFIG, model=str(original), exports=("factored",))
     assert report.kept_step == 0
     files = [folder / "model.safetensors" for folder in (artifact, tmp_path / "factored")]
