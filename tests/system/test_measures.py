@@ -9,6 +9,7 @@ from tests.system.test_browser import (  # noqa: F401  # fixtures
     WIDTHS,
     browser,
     finish,
+    hub,
     look_at,
     open_page,
     service,
