@@ -19,14 +19,8 @@ def rough_products() -> Iterator[None]:
     Sums stay in float32. CPUs with tiles do round; those that only have vector instructions for bfloat16 compute in
     float32, some of them faster than otherwise. Other CPUs and accelerators compute as before.
     """
-    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch adds it when it is imported
-    before = settings.fp32_precision
-    if _multiplies_fast():
-        settings.fp32_precision = "bf16"
-    try:
+    with _rounding_allowed(when=_multiplies_fast()):
         yield
-    finally:
-        settings.fp32_precision = before
 
 
 @contextmanager
@@ -37,9 +31,16 @@ def fast_products() -> Iterator[None]:
     oneDNN where it may round to bfloat16, which oneDNN does with tiles only; that it does not is checked once. As sums
     have another order, this is for what only a run computes, not for evaluating or healing an artifact.
     """
+    with _rounding_allowed(when=_is_exact_in_onednn()):
+        yield
+
+
+@contextmanager
+def _rounding_allowed(*, when: bool) -> Iterator[None]:
+    """Allow oneDNN to round the factors of float32 products to bfloat16, which makes torch take it instead of MKL."""
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch adds it when it is imported
     before = settings.fp32_precision
-    if _is_exact_in_onednn():
+    if when:
         settings.fp32_precision = "bf16"
     try:
         yield
