@@ -352,7 +352,7 @@ class MethodOptions(FrozenModel):
     export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ROCKET.exports
     """artifacts to write: `factored` (every layer as it is stored), `dense` (stock names and shapes, as large as the
     original), or for the engines vllm and llama.cpp `compressed-tensors` and `gguf`. By default the one that the
-    engine reads; each costs disk space, and others can be made later, see `rocket export`.
+    engine reads; each costs disk space. Others can be made later from `factored`.
     """
     dtype: StorageDtype = "auto"
     """dtype in which the model is stored; `auto` (default) is the checkpoint's own. It also runs in this dtype, but on
