@@ -482,6 +482,18 @@ ServerModel = Annotated[
         autocompletion=completion.model_ids,
     ),
 ]
+EstimatedModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A local folder, a repository on the Hub, or local/NAME or upload/NAME of a server.",
+        autocompletion=completion.model_ids,
+    ),
+]
+Local = Annotated[
+    bool,
+    typer.Option("--local", help="Estimate a run on this machine also if MODEL is a repository on the Hub."),
+]
 ServerCalibration = Annotated[
     str | None,
     typer.Option(

@@ -34,7 +34,7 @@ def evaluation_request(context: Context, owner: str, job_id: str, evaluation: Ev
         export = request.compression_config().evaluated_export
         source = sources.find_source(session, owner, job_id, export)
         config = find_settings(session, job, export)
-    check_prompts(read_settings(context, config), len(evaluation.prompts), evaluation.answer_tokens, request.model_id)
+    check_prompts(read_settings(context, config), evaluation.prompts, evaluation.answer_tokens, request.model_id)
     changes: dict[str, object] = {
         "source_job_id": job.id,
         "on_source": "evaluation",
