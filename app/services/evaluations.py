@@ -1,6 +1,6 @@
 """Evaluations of finished jobs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from app.services.artifact_settings import find_settings, read_settings
 from app.services.context import Context
@@ -57,6 +57,12 @@ def list_evaluations(context: Context, owner: str, job_id: str) -> Sequence[Eval
     """
     with context.database.snapshot() as session:
         return evaluations.list_evaluations(session, jobs.get_job(session, job_id, owner), limit=_MOST)
+
+
+def newest_evaluations(context: Context, job_ids: Sequence[str]) -> Mapping[str, EvaluationReport]:
+    """Return the newest later evaluation of each of a tenant's jobs that has one, by job."""
+    with context.database.snapshot() as session:
+        return evaluations.newest_evaluations(session, job_ids)
 
 
 def find_evaluation(context: Context, owner: str, job_id: str) -> EvaluationReport | None:

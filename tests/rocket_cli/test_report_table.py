@@ -108,7 +108,7 @@ def test_totals_compare_the_exports_with_the_original(lines: list[str]) -> None:
 
 
 def test_the_snippet_is_python_that_loads_the_factored_export(lines: list[str]) -> None:
-    snippet = "\n".join(line.strip() for line in lines[lines.index("To load it:") + 1 :])
+    snippet = "\n".join(line.strip() for line in lines[lines.index("To load it and generate text:") + 1 :])
 
     compile(snippet, "snippet", "exec")
     assert "import rocket_core.hf" in snippet
