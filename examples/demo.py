@@ -4,7 +4,6 @@ The demo starts the embedded service, submits the bundled model over HTTP, downl
 transformers and compares it with the original. The last line of output is the download folder.
 """
 
-import math
 import os
 import queue
 import shutil
@@ -46,6 +45,8 @@ RATIO = 0.3
 SAMPLES = 64
 WINDOW = 256
 
+# A fifth is lost with a thirtieth of the samples.
+_MOST_LOST = 1.5
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _LOG_LINES = 15
@@ -136,7 +137,6 @@ def run() -> Path:
     models = [
         measure("original", MODEL, report.totals.model_parameters),
         measure("factored", folder / "factored", _parameters_left(report)),
-        measure("dense", folder / "dense", report.totals.model_parameters),
     ]
     print_tables(models, report)
     require_success(models, report)
@@ -254,15 +254,15 @@ def require_success(models: Sequence[Measured], report: CompressionReport) -> No
     Raises:
         DemoError: there are such figures.
     """
-    original, factored, dense = models
+    original, factored = models
     if report.totals.achieved_ratio < RATIO:
         raise DemoError(
             f"only {percent_text(report.totals.achieved_ratio)} were removed instead of {percent_text(RATIO)}"
         )
     if factored.stored_bytes >= original.stored_bytes:
         raise DemoError("the factored model is no smaller than the original")
-    if not math.isclose(factored.perplexity, dense.perplexity, rel_tol=0.02):
-        raise DemoError("the factored and the dense model do not agree")
+    if not factored.perplexity < _MOST_LOST * original.perplexity:
+        raise DemoError(f"a perplexity of {factored.perplexity:.2f} instead of {original.perplexity:.2f} is too much")
 
 
 def say(text: str) -> None:

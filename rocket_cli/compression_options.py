@@ -74,6 +74,28 @@ class CompressionOptions:
         }
         return _without_none(settings) or None
 
+    def config(self, **machine: Any) -> CompressionConfig:
+        """Return the settings of a run on this machine.
+
+        Args:
+            machine: settings that only some commands have; None takes the default.
+
+        Raises:
+            InvalidConfigError: they are not valid.
+        """
+        return compression_config(
+            ratio=self.ratio,
+            target_bytes=self.size,
+            bits=self.bits,
+            calibration=self._calibration(),
+            **self._method(),
+            evaluate=self.evaluation(),
+            benchmark=self.benchmark,
+            ignore=tuple(self.ignore or _DEFAULTS.ignore),
+            **({"export": self._exports()} if self.export else {}),
+            **_without_none(machine),
+        )
+
     def _calibration(self) -> dict[str, Any]:
         return _without_none(
             {
@@ -161,23 +183,6 @@ class LocalOptions(CompressionOptions):
     profiles: options.Profiles = None
     energy: options.Energy = True
     resume: options.Resume = False
-
-    def config(self) -> CompressionConfig:
-        """Return the settings of the run; raises InvalidConfigError if they are not valid."""
-        return compression_config(
-            ratio=self.ratio,
-            target_bytes=self.size,
-            bits=self.bits,
-            calibration=self._calibration(),
-            **self._method(),
-            evaluate=self.evaluation(),
-            benchmark=self.benchmark,
-            ignore=tuple(self.ignore or _DEFAULTS.ignore),
-            **({"export": self._exports()} if self.export else {}),
-            device=self.device,
-            dtype=self.dtype,
-            precision=self.precision,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 import typer
 
+from rocket_cli.command_words import command_words
 from rocket_client import errors as client_errors
 from rocket_client._exit_codes import ExitCode
 from rocket_core import errors
@@ -240,7 +241,7 @@ def exit_code_of_code(code: str, *, status: int | None = None, retryable: bool =
 def _problem(error: client_errors.ProblemError) -> Failure:
     exit_code = exit_code_of_code(error.code, status=error.status)
     known = {"status": error.status, "param": error.param, "request_id": error.request_id}
-    message = error.detail
+    message = command_words(error.detail)
     if exit_code is ExitCode.INTERNAL and error.request_id is not None:
         message = f"{message} (for details, see request {error.request_id} in the server's log)"
     details = {name: value for name, value in known.items() if value is not None}

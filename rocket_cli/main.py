@@ -60,12 +60,11 @@ app = typer.Typer(
 # Under the headings of the help, in the order in which a new user needs them; each is named after its function.
 _LOCAL, _REMOTE, _SERVICE = "On this machine", "With a service", "Run a service"
 for _panel, _functions in {
-    _LOCAL: (compress.compress, heal.heal, evaluate.evaluate, export.export, bench.bench),
+    _LOCAL: (compress.compress, estimate.estimate, heal.heal, evaluate.evaluate, export.export, bench.bench),
     _REMOTE: (
         catalog.models,
         catalog.calibrations,
         upload.upload,
-        estimate.estimate,
         submit.submit,
         heal_job.heal_job,
         export_job.export_job,

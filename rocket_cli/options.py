@@ -136,9 +136,9 @@ Heal = Annotated[
         "--heal",
         metavar="TOKENS",
         parser=_tokens,
-        help="Train the numbers that the result stores on so many tokens of the calibration text, such as 2M, towards "
-        "the predictions of the original: wins back a part of what was lost, at the same size. Requires memory for two "
-        "copies of the model. Not with --for vllm or llama.cpp.",
+        help="Train the numbers that the result stores towards the original's predictions, on this many tokens of the "
+        "calibration text, such as 2M: recovers part of the loss at the same size. Requires memory for two copies of "
+        "the model. Not with --for vllm or llama.cpp.",
         show_default="no training",
     ),
 ]
@@ -174,8 +174,8 @@ Preset = Annotated[
     config.Preset | None,
     typer.Option(
         metavar="NAME",
-        help="Named settings: paper (exactly the paper's algorithm), fast (takes twice as long), best (at least "
-        "three times as long), or max (best with --refine). Explicit options take precedence.",
+        help="Named settings: fast, best (lower loss, about twice as long), max (best with --refine, about four times "
+        "as long), or paper (exactly the paper's algorithm). Explicit options take precedence.",
         show_default=config.DEFAULT_PRESET,
     ),
 ]
@@ -185,7 +185,7 @@ Engine = Annotated[
         "--for",
         metavar="ENGINE",
         help=f"What will run the result: {', '.join(ENGINES)}; rocket is transformers with rocket_core.hf. Decides how "
-        "layers may be stored, and the exports.",
+        "layers may be stored, and which files are written.",
         show_default="rocket",
     ),
 ]
@@ -405,6 +405,15 @@ EvaluateOn = Annotated[
         show_default="no evaluation",
     ),
 ]
+EvaluateJobOn = Annotated[
+    str | None,
+    typer.Option(
+        "--evaluate",
+        metavar="NAME",
+        help="Text that both models read; the same names as for `rocket submit --calibration`.",
+        show_default=config.BUILTIN_DATASET,
+    ),
+]
 EvaluateSamples = Annotated[
     int | None,
     typer.Option(
@@ -431,7 +440,7 @@ Prompts = Annotated[
     typer.Option(
         "--prompt",
         metavar="TEXT",
-        help="Prompt that the original and the compressed model both answer; shows where the answers part. Repeatable.",
+        help="Prompt that the original and the compressed model both answer; shows where they diverge. Repeatable.",
         rich_help_panel=_DATA,
     ),
 ]
@@ -481,6 +490,18 @@ ServerModel = Annotated[
         help="local/NAME from the server's models folder, or a repository on the Hub.",
         autocompletion=completion.model_ids,
     ),
+]
+EstimatedModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A local folder, a repository on the Hub, or local/NAME or upload/NAME of a server.",
+        autocompletion=completion.model_ids,
+    ),
+]
+Local = Annotated[
+    bool,
+    typer.Option("--local", help="Estimate a run on this machine even if MODEL is a repository on the Hub."),
 ]
 ServerCalibration = Annotated[
     str | None,

@@ -64,7 +64,8 @@ class LineView:
             return
         self._stage, self._written_at = stage, now
         left = "" if seconds_left is None else f", {clock_text(seconds_left)} left"
-        print_line(" ".join(part for part in (f"{progress_text(fraction)}{left}:", stage_label(stage), detail) if part))
+        what = ", ".join(part for part in (stage_label(stage), detail) if part)
+        print_line(f"{progress_text(fraction)}{left}: {what}")
 
     def announce_stop(self) -> None:
         """Write directly to the descriptor, as the stream may be in the middle of a write."""
@@ -77,7 +78,7 @@ class BarView:
     def __init__(self, console: Console) -> None:
         self._progress = _BarWithNotice(
             # As wide as the longest stage, so that the bar does not move.
-            TextColumn("{task.description:<21}", markup=False),
+            TextColumn("{task.description:<22}", markup=False),
             BarColumn(bar_width=10),
             TextColumn("{task.fields[percent]:>4}", markup=False),
             TextColumn("{task.fields[left]:>8} left", markup=False),

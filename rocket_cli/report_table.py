@@ -1,6 +1,7 @@
 """Output of commands for people, in particular the report of a compression as a table."""
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
@@ -47,9 +48,14 @@ _SAMPLES: dict[CalibrationKind, tuple[str, str]] = {
 
 
 def print_report(
-    report: CompressionReport, output: Path, *, all_layers: bool = True, fetched_by: str | None = None
+    report: CompressionReport,
+    output: Path,
+    *,
+    all_layers: bool = True,
+    fetched_by: str | None = None,
+    exported_by: str | None = None,
 ) -> None:
-    """Write the report to stdout: rows for layers, totals, folders, and how to load them.
+    """Write the report to stdout: rows for layers, totals, folders, how to load them, and how to make a dense export.
 
     Args:
         report: report of a finished compression.
@@ -57,6 +63,7 @@ def print_report(
         all_layers: whether each layer has a row; otherwise, if there are many, only those with the fewest and the most
             bits per weight.
         fetched_by: the command that downloads the exports to it; None if they are there already.
+        exported_by: the command that makes a dense export; None takes the one for exports that are there.
     """
     console = wide_console()
     prefix = common_prefix(layer.name for layer in report.layers)
@@ -96,6 +103,11 @@ def print_report(
         console.print(f"To download it:\n\n    {fetched_by}\n")
     for line in _loading_lines(report, output):
         console.print(line)
+    folders = {export.kind: export.folder for export in report.exports}
+    if "factored" in folders and "dense" not in folders:
+        local = shlex.join(["rocket", "export", str(output / folders["factored"]), "stock", "--to", "dense"])
+        console.print("\nTo make a copy that other tools read, as large as the original:\n")
+        console.print(f"    {exported_by or local}")
 
 
 def print_export(export: ExportReport, output: Path, report: CompressionReport | None) -> None:
@@ -269,7 +281,7 @@ def print_healing(report: HealingReport, output: Path) -> None:
     console = wide_console()
     for line in _healing_lines(report):
         console.print(line)
-    console.print(f"Written to {output}")
+    console.print(f"Written to {output / 'factored'}")
 
 
 def _healing_lines(report: HealingReport) -> Iterable[str]:

@@ -45,7 +45,19 @@ Stage = Literal[
 `calibrating`. The healing of a finished artifact has no stages from `differentiating` to `factorizing`."""
 STAGES: tuple[Stage, ...] = get_args(Stage)
 _STAGE_LABELS: Mapping[str, str] = MappingProxyType(
-    {"differentiating": "measuring sensitivity", "calibrating": "profiling", "benchmarking": "measuring speed"}
+    {
+        "downloading": "fetching the files",
+        "preflight": "checking the model",
+        "differentiating": "measuring sensitivity",
+        "calibrating": "profiling the layers",
+        "allocating": "choosing what to keep",
+        "factorizing": "compressing the layers",
+        "healing": "healing the result",
+        "exporting": "writing the files",
+        "evaluating": "measuring quality",
+        "benchmarking": "measuring speed",
+        "uploading": "sending the files",
+    }
 )
 
 HUB_DATASETS = ("wikitext2", "ptb", "alpaca", "refinedweb", "c4")
@@ -352,7 +364,7 @@ class MethodOptions(FrozenModel):
     export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ROCKET.exports
     """artifacts to write: `factored` (every layer as it is stored), `dense` (stock names and shapes, as large as the
     original), or for the engines vllm and llama.cpp `compressed-tensors` and `gguf`. By default the one that the
-    engine reads; each costs disk space, and others can be made later, see `rocket export`.
+    engine reads; each costs disk space. Others can be made later from `factored`.
     """
     dtype: StorageDtype = "auto"
     """dtype in which the model is stored; `auto` (default) is the checkpoint's own. It also runs in this dtype, but on
@@ -659,7 +671,7 @@ class CompressionConfig(MethodOptions):
 
 
 def stage_label(name: str) -> str:
-    """Return how a stage is shown to people; other names are returned unchanged."""
+    """Return what happens in a stage, in words that need no knowledge of the method; other names unchanged."""
     return _STAGE_LABELS.get(name, name)
 
 

@@ -13,13 +13,15 @@ from app.api.serializers import job_view
 from app.pages.jobs import figure_data, find_report
 from app.pages.models import quality_figure, quality_links
 from app.pages.rendering import render
-from app.services import jobs
+from app.services import jobs, uploads
 from app.services.context import Context
 from app.shared.errors import JobNotFoundError
 from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
-from rocket_core.report.figures import Figure, allocation_difference
+from rocket_core.report.figures import Figure
+from rocket_core.report.formatting import bytes_text
 from rocket_core.report.quality import quality_rows
+from rocket_core.report.report_figures import allocation_difference
 from rocket_core.report.schema import CompressionReport
 
 router = APIRouter(include_in_schema=False)
@@ -43,6 +45,7 @@ def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, job_
         request,
         "compare.html.j2",
         offered=offered,
+        datasets=uploads.list_datasets(context, owner),
         compared=compared,
         quality=_quality([report for _, report in compared]),
         figure=_figure(compared) if len(compared) > 1 else None,
@@ -82,7 +85,7 @@ def _measured(
 
 def _figure(compared: list[tuple[JobView, CompressionReport]]) -> Figure:
     names = [
-        f"{number}: {report.model}, {report.totals.achieved_ratio:.0%}"
+        f"{number}: {report.model}, {bytes_text(report.totals.stored_bytes)}"
         for number, (_, report) in enumerate(compared, 1)
     ]
     return allocation_difference([(name, report.layers) for name, (_, report) in zip(names, compared, strict=True)])

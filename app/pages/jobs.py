@@ -29,9 +29,12 @@ from app.shared.repositories.jobs import JobFilter
 from app.shared.requests import SOURCE_EXPORT, ExportRequest, HealingRequest, JobRequest
 from rocket_core.config import DEFAULT_HEALING_TOKENS
 from rocket_core.report.cost_table import cost_comparison
-from rocket_core.report.figures import Figure, report_figures
+from rocket_core.report.figures import Figure
 from rocket_core.report.formatting import count_text
+from rocket_core.report.headlines import measured_quality
 from rocket_core.report.loss_curve import loss_curve
+from rocket_core.report.quality import EvaluationReport
+from rocket_core.report.report_figures import report_figures
 from rocket_core.report.running_map import running_map
 from rocket_core.report.schema import CompressionReport
 from rocket_core.token_counts import parse_tokens
@@ -51,6 +54,12 @@ _MAX_SEQUENCE = 2**31 - 1
 def show_start(request: Request, context: ContextDep, owner: OwnerDep) -> Response:
     """Show what this is for, how to try it, and the newest jobs."""
     return _list(request, "start.html.j2", context, owner, None, None, most=_RECENT)
+
+
+@router.get(PAGES)
+def find_start(request: Request) -> Response:
+    """Redirect from the pages' folder to the first page."""
+    return redirect(request, HOME)
 
 
 @router.get(_JOBS)
@@ -91,6 +100,7 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, actor: ActorD
         evaluations=list(map(evaluation_view, evaluations.list_evaluations(context, owner, job_id))),
         datasets=uploads.list_datasets(context, owner),
         report=report,
+        headlined=_with_quality(context, job_id, report),
         curve=_curve(context, owner, job, report),
         can_heal=any(file.name.startswith(f"{SOURCE_EXPORT}/") and file.storage_key for file in files),
         default_tokens=count_text(DEFAULT_HEALING_TOKENS),
@@ -330,7 +340,7 @@ def _list(
     return render(
         request,
         template,
-        jobs=[job_view(job) for job in page],
+        jobs=_rows(context, [job_view(job) for job in page]),
         has_more=has_more,
         after=after,
         status=status,
@@ -339,6 +349,27 @@ def _list(
         models=catalog.list_models(context.settings) if not page else [],
         sample=_SAMPLE if _SAMPLE in catalog.list_models(context.settings) else None,
     )
+
+
+def _rows(context: Context, views: list[JobView]) -> list[JobView]:
+    """Return jobs with the quality that was measured later in place of a predicted one."""
+    predicted = [job.id for job in views if job.result is not None and job.result.quality_is_measured is False]
+    later = evaluations.newest_evaluations(context, predicted) if predicted else {}
+    return [_with_result(job, later.get(job.id)) for job in views]
+
+
+def _with_result(job: JobView, later: EvaluationReport | None) -> JobView:
+    if job.result is None or later is None:
+        return job
+    told = {"quality": measured_quality(later).value, "quality_is_measured": True}
+    return job.model_copy(update={"result": job.result.model_copy(update=told)})
+
+
+def _with_quality(context: Context, job_id: str, report: CompressionReport | None) -> CompressionReport | None:
+    """Return a report with the newest later evaluation, if it has none itself."""
+    if report is None or report.evaluation is not None:
+        return report
+    return report.model_copy(update={"evaluation": evaluations.newest_evaluations(context, [job_id]).get(job_id)})
 
 
 def _state(context: Context, owner: str, job_id: str) -> dict[str, Any]:

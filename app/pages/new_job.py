@@ -197,8 +197,7 @@ def _preview(context: Context, owner: str, request: JobRequest) -> Preview:
     try:
         estimate = estimates.make_estimate(context, owner, request, None)
     except (AppError, RocketError) as error:
-        nearest = error.nearest_ratio if isinstance(error, InfeasibleBudgetError) else None
-        return Preview(refusal=str(error), suggestion=nearest)
+        return Preview(refusal=str(error), suggestion=_suggestion(request, error))
     profile = profiles.find_profile_for(context, owner, request)
     if profile is None:
         return Preview(estimate=estimate, lacks_target=request.target is None)
@@ -209,6 +208,11 @@ def _preview(context: Context, owner: str, request: JobRequest) -> Preview:
         return Preview(estimate=estimate, lacks_target=request.target is None)
 
 
+def _suggestion(request: JobRequest, error: Exception) -> float | None:
+    """Return a reachable ratio in place of one that is not; messages name reachable sizes and bits themselves."""
+    return error.nearest_ratio if isinstance(error, InfeasibleBudgetError) and request.ratio is not None else None
+
+
 def _predict(context: Context, owner: str, request: JobRequest, estimate: Estimate, profile: Profile) -> Preview:
     predictor, points = profiles.get_frontier(context, owner, profile.id)
     predicted, refusal, nearest = None, None, None
@@ -216,7 +220,7 @@ def _predict(context: Context, owner: str, request: JobRequest, estimate: Estima
         if request.target is not None:
             predicted = profiles.allocate(context, owner, profile.id, request.target)
     except InfeasibleBudgetError as error:
-        refusal, nearest = str(error), error.nearest_ratio
+        refusal, nearest = str(error), _suggestion(request, error)
     return Preview(
         estimate=estimate,
         profile=profile,

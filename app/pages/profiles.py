@@ -15,7 +15,7 @@ from app.pages.frontier_figure import frontier_of
 from app.pages.jobs import figure_data
 from app.pages.rendering import redirect, render
 from app.pages.what_if import Question, QuestionDep, WhatIf
-from app.services import profiles
+from app.services import profiles, uploads
 from app.services.context import Context
 from rocket_core.errors import InfeasibleBudgetError
 from rocket_core.report.figures import Figure, predicted_map
@@ -36,7 +36,14 @@ def show_profiles(
     """Show all profiles, newest first."""
     page, has_more = profiles.list_profiles(context, owner, after=after, limit=_PAGE)
     rows = [profile_view(profile) for profile in page]
-    return render(request, "profiles.html.j2", profiles=rows, has_more=has_more, settings=context.settings)
+    return render(
+        request,
+        "profiles.html.j2",
+        profiles=rows,
+        has_more=has_more,
+        settings=context.settings,
+        datasets=uploads.list_datasets(context, owner),
+    )
 
 
 @router.get(f"{_PROFILES}/{{profile_id}}")
@@ -46,7 +53,8 @@ def show_profile(
     """Show the frontier of a model, and the prediction for one size, number of bits per weight, or ratio."""
     profile = profile_view(profiles.get_profile(context, owner, profile_id))
     values = _what_if(context, owner, profile_id, question, within_reach=True)
-    return render(request, "profile.html.j2", profile=profile, **values)
+    datasets = uploads.list_datasets(context, owner)
+    return render(request, "profile.html.j2", profile=profile, datasets=datasets, **values)
 
 
 @router.get(f"{_PROFILES}/{{profile_id}}/what-if")

@@ -17,7 +17,6 @@ from markupsafe import Markup, escape
 from app.api.paths import HOME, SIGN_IN, STATIC
 from app.api.problems import Problem
 from app.pages.page_words import page_words
-from app.pages.stage_list import stage_title
 from app.services.access import Caller
 from app.shared.models import LOCAL_OWNER
 from rocket_core import __version__
@@ -115,7 +114,6 @@ def prose(text: str) -> Markup:
 @cache
 def _environment() -> Environment:
     made = environment(PackageLoader(__package__))
-    made.filters["stage_title"] = stage_title
     made.filters["prose"] = prose
     made.filters["page_words"] = page_words
     made.globals |= {

@@ -1,6 +1,6 @@
 """The stages of a job in order, according to its events."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -9,21 +9,7 @@ from typing import Literal
 from app.api.resources import JobView
 from app.shared.models import JobEvent
 from app.shared.requests import LOCAL, UPLOAD
-from rocket_core.config import STAGES, Stage
-
-_TITLES: Mapping[str, str] = {
-    "downloading": "fetching the files",
-    "preflight": "checking the model",
-    "differentiating": "measuring sensitivity",
-    "calibrating": "profiling the layers",
-    "allocating": "choosing what to keep",
-    "factorizing": "compressing the layers",
-    "healing": "healing the result",
-    "exporting": "writing the files",
-    "evaluating": "measuring quality",
-    "benchmarking": "measuring speed",
-    "uploading": "sending the files to the Hub",
-}
+from rocket_core.config import STAGES, Stage, stage_label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,16 +40,11 @@ def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
     for name in dict.fromkeys([*_expected(job), *began_at]):
         is_over = name in began_at and (job.stage != name or job.status.is_terminal)
         if is_over:
-            yield StageStep(name=stage_title(name), state="done", began_at=began_at[name], seconds=times.get(name))
+            yield StageStep(name=stage_label(name), state="done", began_at=began_at[name], seconds=times.get(name))
         elif job.stage == name and not job.status.is_terminal:
-            yield StageStep(name=stage_title(name), state="current", began_at=began_at.get(name))
+            yield StageStep(name=stage_label(name), state="current", began_at=began_at.get(name))
         elif not job.status.is_terminal:
-            yield StageStep(name=stage_title(name), state="pending")
-
-
-def stage_title(name: str) -> str:
-    """Return what happens in a stage, in words that need no knowledge of the method."""
-    return _TITLES.get(name, name)
+            yield StageStep(name=stage_label(name), state="pending")
 
 
 def _expected(job: JobView) -> list[str]:

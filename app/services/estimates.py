@@ -12,8 +12,8 @@ from app.shared.requests import JobRequest
 from rocket_client import models as contract
 from rocket_core.errors import HubUnavailableError
 from rocket_core.inspection import duration
+from rocket_core.inspection.estimate import expected_seconds
 from rocket_core.system.machine import free_disk, free_machine_memory
-from rocket_core.system.machine_speed import has_accelerator, measure_speed
 
 
 class Available(contract.Available, extra="forbid"):
@@ -68,10 +68,9 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
 
 def _seconds(context: Context, operations: Operations | None) -> float | None:
     """Return the seconds of a job; None if they, or the speed of the machine that runs it, are not known."""
-    if operations is None or not _runs_here(context) or has_accelerator():
+    if operations is None or not _runs_here(context):
         return None
-    counted = duration.Operations(**operations.model_dump())
-    return float(f"{counted.duration(measure_speed()):.2g}")
+    return expected_seconds(duration.Operations(**operations.model_dump()))
 
 
 def _available(context: Context) -> Available | None:

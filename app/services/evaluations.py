@@ -1,6 +1,6 @@
 """Evaluations of finished jobs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from app.services.artifact_settings import find_settings, read_settings
 from app.services.context import Context
@@ -34,7 +34,7 @@ def evaluation_request(context: Context, owner: str, job_id: str, evaluation: Ev
         export = request.compression_config().evaluated_export
         source = sources.find_source(session, owner, job_id, export)
         config = find_settings(session, job, export)
-    check_prompts(read_settings(context, config), len(evaluation.prompts), evaluation.answer_tokens, request.model_id)
+    check_prompts(read_settings(context, config), evaluation.prompts, evaluation.answer_tokens, request.model_id)
     changes: dict[str, object] = {
         "source_job_id": job.id,
         "on_source": "evaluation",
@@ -57,6 +57,12 @@ def list_evaluations(context: Context, owner: str, job_id: str) -> Sequence[Eval
     """
     with context.database.snapshot() as session:
         return evaluations.list_evaluations(session, jobs.get_job(session, job_id, owner), limit=_MOST)
+
+
+def newest_evaluations(context: Context, job_ids: Sequence[str]) -> Mapping[str, EvaluationReport]:
+    """Return the newest later evaluation of each of a tenant's jobs that has one, by job."""
+    with context.database.snapshot() as session:
+        return evaluations.newest_evaluations(session, job_ids)
 
 
 def find_evaluation(context: Context, owner: str, job_id: str) -> EvaluationReport | None:

@@ -171,10 +171,10 @@ def list_uploads(context: Context, owner: str) -> Sequence[Upload]:
         return uploads.list_uploads(session, owner)
 
 
-def list_datasets(context: Context, owner: str) -> list[str]:
-    """Return the names of all datasets that a tenant can use: the server's, and then the tenant's files."""
-    own = [UPLOAD + upload.id for upload in list_uploads(context, owner)]
-    return [*catalog.list_calibrations(context.settings), *own]
+def list_datasets(context: Context, owner: str) -> dict[str, str]:
+    """Return all datasets that a tenant can use, the server's first, each with how a page shows it."""
+    own = {UPLOAD + upload.id: upload.name or UPLOAD + upload.id for upload in list_uploads(context, owner)}
+    return {name: name for name in catalog.list_calibrations(context.settings)} | own
 
 
 def get_upload(context: Context, owner: str, upload_id: str) -> Upload:

@@ -190,13 +190,6 @@ _Labels = Annotated[
 class JobOptions(MethodOptions, RequestModel):
     """How to compress."""
 
-    # Clients of earlier versions download either of them without having asked for it.
-    export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ROCKET.readable
-    """artifacts to write: `factored` (every layer as it is stored), `dense` (stock names and shapes, as large as the
-    original), or for the engines vllm and llama.cpp `compressed-tensors` and `gguf`. By default the first two, or what
-    the other engine reads; each costs disk space.
-    """
-
 
 class PushTarget(RequestModel):
     """Where a result is pushed to."""
@@ -390,6 +383,16 @@ class JobRequest(StoredRequest):
             if getattr(self.options, name) == default:
                 newer["options"].add(name)
         return hashlib.sha256(self.model_dump_json(exclude=newer).encode()).hexdigest()
+
+    def earlier_fingerprint(self) -> str:
+        """Return the fingerprint that version 0.1.0 stored for the same body, where one without exports asked for two.
+
+        A replay that follows the upgrade is recognized by it.
+        """
+        if "export" in self.options.model_fields_set:
+            return self.fingerprint()
+        options = self.options.model_copy(update={"export": ROCKET.readable})
+        return self.model_copy(update={"options": options}).fingerprint()
 
 
 class CompressionRequest(JobRequest):

@@ -62,9 +62,9 @@ def bench(
     packed: _Packed = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure how fast MODELS read a prompt and generate, and the memory that they take.
+    """Measure how fast models read a prompt and generate, and how much memory they take.
 
-    They take turns, each in its own process; ratios are to the first one. Files for llama.cpp need `pip install
+    They take turns, each in its own process; ratios are relative to the first. Files for llama.cpp need `pip install
     xllamacpp`.
     """
     with reported_failures(as_json=as_json):
@@ -91,7 +91,7 @@ def _run(models: list[str], settings: SpeedSettings, packing: Packing, quiet: bo
     subjects = [subject or _fetch(model, packing) for model, subject in zip(models, found, strict=True)]
     with progress_view(quiet=quiet) as view:
         return measure_speed(
-            subjects, settings, on_step=lambda share, what: view.show("measuring speed", f"of {what}", share, None)
+            subjects, settings, on_step=lambda share, what: view.show("measuring speed", what, share, None)
         )
 
 

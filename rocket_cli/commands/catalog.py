@@ -30,7 +30,7 @@ def models(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """List the models in the server's folder and your uploads, as `rocket submit` accepts them; none of the Hub.
+    """List the models in the server's folder and your uploads, by the names that `rocket submit` accepts.
 
     What looks like a model but cannot be compressed is listed on stderr, with what to do.
     """
@@ -45,7 +45,7 @@ def models(
 
 
 def calibrations(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
-    """List calibration data, including uploads, as `rocket submit --calibration` accepts it."""
+    """List calibration data, uploads included, by the names that `rocket submit --calibration` accepts."""
     with connected(server, as_json=as_json) as rocket:
         names = rocket.calibrations()
     print_names(names, "calibration data", as_json=as_json)

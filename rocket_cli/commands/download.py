@@ -31,7 +31,7 @@ def download(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Download the files of a job that has succeeded into DIR, and print its path.
+    """Download the files of a job that has succeeded into DIR, and print the folder.
 
     Running the command again resumes. Every file is verified by its SHA-256, including those that exist already.
     """

@@ -1,7 +1,8 @@
-"""`rocket estimate`: estimated cost of a job."""
+"""`rocket estimate`: estimated sizes and needs of a compression, on this machine or as a job of a server."""
 
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import typer
 from rich.table import Table
@@ -9,39 +10,50 @@ from rich.table import Table
 from rocket_cli import options
 from rocket_cli.compression_options import ServerOptions
 from rocket_cli.connection import OutageNotice, connected, hub_token
+from rocket_cli.exit_codes import reported_failures
 from rocket_cli.option_groups import expand_groups
 from rocket_cli.progress_view import print_line
 from rocket_cli.report_table import wide_console
 from rocket_cli.submission import explained_refusals
 from rocket_client._defaults import DEFAULT_SERVER
-from rocket_client.models import Estimate
+from rocket_client.errors import ServerUnreachableError
+from rocket_client.models import Available, Estimate
 from rocket_core.budget import remaining_parameters
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 
 # See `Estimate.seconds`.
 _TIME_FACTOR = 1.5
+# Models that only a server knows.
+_OF_SERVERS = ("local/", "upload/")
+# Options that `rocket compress` does not have, with whether a value follows.
+_NOT_FOR_RUNS = {"--local": False, "--server": True, "--hub-token-env": True}
 
 
 @expand_groups
 def estimate(
     *,
     context: typer.Context,
-    model_id: options.ServerModel,
+    model_id: options.EstimatedModel,
     compression: ServerOptions,
+    local: options.Local = False,
     hub_token_env: options.HubTokenVariable = None,
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Estimate the compressed size of MODEL_ID and the memory and disk that a job needs, without creating a job.
+    """Estimate the compressed size of MODEL, and the memory, disk and time that it takes, without compressing it.
 
-    Takes the options of `rocket submit`, and rejects them for the same reasons.
+    For a folder, and with --local for a repository on the Hub as well, this is the estimate of `rocket compress` on
+    this machine, and needs no server. Otherwise it is that of a job, and the server answers. What the compression or
+    the job would reject is rejected for the same reasons.
     """
     compression.check_target()
     token = hub_token(hub_token_env)
-    notice = OutageNotice(server, quiet=as_json)
-    with connected(server, as_json=as_json, notice=notice) as rocket, explained_refusals(rocket, model_id, compression):
-        result = rocket.estimate(model_id, **compression.compression_request(), hub_token=token)
-        notice.end()
+    is_here = local or (Path(model_id).expanduser().is_dir() and not model_id.startswith(_OF_SERVERS))
+    if is_here:
+        with reported_failures(as_json=as_json):
+            result = _estimate_here(model_id, compression, token)
+    else:
+        result = _ask(server, model_id, compression, token, as_json=as_json)
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
         return
@@ -49,13 +61,64 @@ def estimate(
     console.print(_sizes(result))
     console.print()
     console.print(_needs(result))
-    for line in _remarks(result):
+    for line in _remarks(result, where="This machine" if is_here else "The server"):
         console.print(line, style="dim")
-    print_line(f"to submit it as a job: {_submission(context.obj or ('estimate',))}")
+    command = context.obj or ("estimate", model_id)
+    if is_here:
+        print_line(f"to run it: {_run(command, model_id)}")
+    else:
+        print_line(f"to submit it as a job: {_submission(command)}")
+
+
+def _ask(server: str, model: str, compression: ServerOptions, token: str | None, *, as_json: bool) -> Estimate:
+    if not model.startswith(_OF_SERVERS):
+        from rocket_core.inspection.requests import check_is_repository
+
+        with reported_failures(as_json=as_json):
+            check_is_repository(model, compression.revision)
+    notice = OutageNotice(server, quiet=as_json)
+    with connected(server, as_json=as_json, notice=notice) as rocket, explained_refusals(rocket, model, compression):
+        try:
+            result = rocket.estimate(model, **compression.compression_request(), hub_token=token)
+        except ServerUnreachableError:
+            if not as_json and not model.startswith(_OF_SERVERS):
+                print_line("with --local, a repository is estimated on this machine, without a server")
+            raise
+        notice.end()
+    return result
+
+
+def _estimate_here(model: str, compression: ServerOptions, token: str | None) -> Estimate:
+    from rocket_core.inspection.estimate import estimate_run, expected_seconds
+    from rocket_core.inspection.requests import inspect_model
+    from rocket_core.system.machine import free_disk, free_machine_memory
+
+    config = compression.config(dtype=compression.dtype, precision=compression.precision)
+    found = inspect_model(model, config, revision=compression.revision, token=token)
+    estimated = estimate_run(found.settings, found.weights, config)
+    warning = estimated.coverage.warning
+    return Estimate(
+        model_id=model,
+        commit=found.commit,
+        parameters=estimated.parameters,
+        stored_bytes=estimated.stored_bytes,
+        compressible_parameters=estimated.compressible_parameters,
+        kept_parameters=estimated.kept_parameters,
+        selected_bytes=estimated.coverage.selected_bytes,
+        warnings=() if warning is None else (warning,),
+        factored_bytes=estimated.factored_bytes,
+        ratio=estimated.ratio,
+        nearest_ratio=estimated.nearest_ratio,
+        calibration_tokens=estimated.calibration_tokens,
+        memory_bytes=estimated.memory_bytes,
+        disk_bytes=estimated.disk_bytes,
+        available=Available(memory_bytes=free_machine_memory(), disk_bytes=free_disk(Path.cwd())),
+        seconds=expected_seconds(estimated.operations),
+    )
 
 
 def _sizes(result: Estimate) -> Table:
-    table = _table("now", "factored, at most", "")
+    table = _table("now", "compressed, at most", "")
     left = remaining_parameters(result.parameters, result.compressible_parameters, result.kept_parameters)
     for name, before, after in (
         ("parameters", result.parameters, left),
@@ -90,14 +153,14 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _remarks(result: Estimate) -> Iterator[str]:
+def _remarks(result: Estimate, *, where: str) -> Iterator[str]:
     yield f"Selected: {percent_text(result.selected_bytes / result.stored_bytes)} of the model's bytes"
     for warning in result.warnings:
         yield f"Warning: {warning}"
     yield f"Calibrates on at most {result.calibration_tokens:,} tokens"
     if result.seconds is not None:
         shortest, longest = (duration_text(result.seconds * factor) for factor in (1 / _TIME_FACTOR, _TIME_FACTOR))
-        yield f"The time is between {shortest} and {longest} for most models, on a server that does nothing else"
+        yield f"The time is between {shortest} and {longest} for most models, if nothing else runs"
     if result.nearest_ratio < result.ratio:
         yield (
             f"Ratios up to {result.nearest_ratio} are certain to be reachable; whether {result.ratio:.4g} is, is known "
@@ -107,12 +170,26 @@ def _remarks(result: Estimate) -> Iterator[str]:
     if free is None:
         return
     if free.memory_bytes is not None and free.memory_bytes < result.memory_bytes:
-        yield "The server has less free memory than that; shorter or fewer samples need less"
+        yield f"{where} has less free memory than that; shorter or fewer samples need less"
     if free.disk_bytes < result.disk_bytes:
-        yield "The server has less free disk space than that; a single --export needs less"
+        yield f"{where} has less free disk space than that; free some, or name a single --export"
 
 
 def _submission(arguments: Sequence[str]) -> str:
     """Return the command line that submits the job, quoted for a shell; `arguments` are those of `rocket`."""
     at = arguments.index("estimate")
     return shlex.join(["rocket", *arguments[:at], "submit", *arguments[at + 1 :]])
+
+
+def _run(arguments: Sequence[str], model: str) -> str:
+    """Return the command line that compresses the model on this machine."""
+    kept: list[str] = []
+    rest = iter(arguments[arguments.index("estimate") + 1 :])
+    for argument in rest:
+        name, equals, _ = argument.partition("=")
+        if name not in _NOT_FOR_RUNS:
+            kept.append(argument)
+        elif _NOT_FOR_RUNS[name] and not equals:
+            next(rest, None)
+    kept.insert(kept.index(model) + 1, "OUT")
+    return shlex.join(["rocket", "compress", *kept])

@@ -33,9 +33,9 @@ def evaluate(
     revision: options.Revision = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure the perplexity of MODEL on a text, and with --against next to the original: what compression has cost.
+    """Measure the perplexity of MODEL on a text, and with --against how far it is from the original.
 
-    With --prompt, both answer it, and the answers are shown with the place where they part.
+    With --prompt, both models answer it, and the point where the answers diverge is marked.
 
     Documents are joined by the tokenizer's BOS token and cut into windows. For an encoder, lines are read as sentences,
     and the drift of its pooled outputs is measured.

@@ -1,6 +1,6 @@
 """`rocket evaluate-job`: submission of a job that evaluates the artifact of an earlier one."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import typer
@@ -18,9 +18,18 @@ _NAMES = frozenset(
     {"evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items", "prompt"}
     | {"answer_tokens"}
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LaterOptions(ServerOptions):
+    """Options of an evaluation that a job does not start with."""
+
+    evaluate: options.EvaluateJobOn = None
+
+
 # Only those of the evaluation.
 EvaluationOptions = Annotated[
-    ServerOptions, Without(*(field.name for field in fields(ServerOptions) if field.name not in _NAMES))
+    _LaterOptions, Without(*(field.name for field in fields(_LaterOptions) if field.name not in _NAMES))
 ]
 
 
@@ -34,10 +43,10 @@ def evaluate_job(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Submit a job that measures the result of JOB next to its original, and print its id.
+    """Submit a job that compares the result of JOB with its original, and print its id.
 
-    Both models read a text and answer prompts; with --watch, the result is shown as soon as it exists. It stays on the
-    page of JOB.
+    Both models read a text and answer the prompts. With --watch, the result is shown when the job has ended; it is
+    also on the page of JOB.
     """
     token = hub_token(hub_token_env)
     notice = OutageNotice(server, quiet=as_json)

@@ -45,8 +45,8 @@ To = Annotated[
 def export(*, artifact: _Artifact, output: _Output, to: To, as_json: options.Json = False) -> None:
     """Write ARTIFACT in another format into OUT, with exactly the same weights.
 
-    Every artifact has a dense export. The other formats hold only some of the ways in which layers are stored: where
-    they do not, the message says how to compress for them instead.
+    Every artifact can be written as dense. The other formats cannot hold every kind of layer; where they cannot, the
+    error says how to compress for them instead.
     """
     with reported_failures(as_json=as_json):
         made, report = _run(artifact, output, to, quiet=as_json)

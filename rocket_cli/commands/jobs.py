@@ -57,7 +57,12 @@ def report(
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
     else:
-        print_report(result, Path(job_id), fetched_by=command(server, "download", job_id))
+        print_report(
+            result,
+            Path(job_id),
+            fetched_by=command(server, "download", job_id),
+            exported_by=command(server, "export-job", job_id, "--to", "dense"),
+        )
 
 
 def cancel(

@@ -18,7 +18,7 @@ from rocket_client.models import Delivery
 if TYPE_CHECKING:
     from rocket_client.client import Rocket
 
-app = typer.Typer(help="Get notified by a server of the ends of your jobs.", no_args_is_help=True)
+app = typer.Typer(help="Get notified when your jobs end.", no_args_is_help=True)
 
 # A delivery may take 20 seconds, and a worker looks for it at intervals.
 _TEST_SECONDS = 60.0
@@ -77,14 +77,14 @@ def create_webhook(
 def delete_webhook(
     *, webhook_id: _Id, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False
 ) -> None:
-    """Delete a webhook, with what was not sent yet."""
+    """Delete a webhook and its pending deliveries."""
     with connected(server, as_json=as_json) as rocket:
         rocket.delete_webhook(webhook_id)
 
 
 @app.command("test")
 def send_test(*, webhook_id: _Id, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
-    """Send a test delivery to a webhook once, and print what came of it; exit code 75 if it did not arrive."""
+    """Send a test delivery to a webhook once, and print the outcome; exit code 75 if it did not arrive."""
     with connected(server, as_json=as_json) as rocket:
         delivery = _attempted(rocket, webhook_id, rocket.test_webhook(webhook_id))
     if as_json:

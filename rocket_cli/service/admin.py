@@ -23,8 +23,8 @@ app = typer.Typer(
     help="Manage keys, tenants, quotas, sessions, the audit log and stuck jobs; runs where the service runs.",
     no_args_is_help=True,
 )
-_keys = typer.Typer(help="API keys of the tenants.", no_args_is_help=True)
-_quota = typer.Typer(help="Quotas of the tenants.", no_args_is_help=True)
+_keys = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
+_quota = typer.Typer(help="Show and set the quotas of tenants.", no_args_is_help=True)
 app.add_typer(_keys, name="keys")
 app.add_typer(_quota, name="quota")
 app.add_typer(admin_records.sessions_app, name="sessions")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _MAX_EVENTS = 1_000_000
 
-sessions_app = typer.Typer(help="Sessions of users who are signed in to the pages.", no_args_is_help=True)
+sessions_app = typer.Typer(help="List and revoke the sessions of users on the pages.", no_args_is_help=True)
 
 
 def _parse_action(text: str) -> str:

@@ -20,6 +20,7 @@ from rocket_core.inspection.hub import HubAccess, Repository, check_repository_i
 from rocket_core.inspection.model_advice import advice_on_path
 from rocket_core.inspection.model_files import check_adapter, vet_folder
 from rocket_core.inspection.preconditions import check_config, parse_config
+from rocket_core.inspection.requests import has_no_revision
 from rocket_core.system.machine import free_disk, gibibytes
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def find_model(
     folder = Path(model).expanduser()
     if folder.is_dir():
         if revision is not None:
-            raise ModelNotFoundError(f"{model} is a local folder and has no revision {revision!r}; leave revision out")
+            raise has_no_revision(folder, revision)
         resolved = folder.resolve()
         vet_folder(resolved, resolved.name)
         return ModelSource(name=resolved.name, folder=resolved, commit=None)

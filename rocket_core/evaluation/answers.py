@@ -20,7 +20,7 @@ from rocket_core.evaluation.divergence import divergence_per_token
 from rocket_core.evaluation.models import ModelFolder, check_token_ids
 from rocket_core.evaluation.windows import Prediction, predictions
 from rocket_core.inspection.footprint import positions
-from rocket_core.inspection.prompts import cannot_answer
+from rocket_core.inspection.prompts import cannot_answer, too_long
 from rocket_core.models.pretrained import interpreting
 from rocket_core.report.answers import AnswerToken, ComparedAnswer
 
@@ -76,10 +76,7 @@ def read_prompts(folder: ModelFolder, texts: Sequence[str], answer_tokens: int) 
         if len(prompt.tokens) == 0:
             raise InvalidConfigError(f"prompt {number} has no tokens; give it some text")
         if longest is not None and len(prompt.tokens) + answer_tokens > longest:
-            raise InvalidConfigError(
-                f"prompt {number} has {len(prompt.tokens)} tokens, and an answer of {answer_tokens} does not fit into "
-                f"the model's {longest} positions; shorten the prompt or lower answer_tokens"
-            )
+            raise too_long(number, len(prompt.tokens), answer_tokens, longest, "the model")
     return prompts
 
 

@@ -52,7 +52,7 @@ def advice_on_path(path: Path) -> str | None:
     if path.is_file():
         if (path.parent / CONFIG_NAME).is_file():
             return f"it is a file; give its folder, {path.parent}"
-        return f"it is a file: {advice_on_contents([path.name])}"
+        return f"it is a file; {advice_on_contents([path.name])}"
     near = _nearest(path)
     return None if near is None else f"did you mean {near}?"
 

@@ -88,7 +88,7 @@ def heal(
     *,
     model: str | ModelSource | None = None,
     revision: str | None = None,
-    exports: tuple[HealedExport, ...] = ("factored", "dense"),
+    exports: tuple[HealedExport, ...] = ("factored",),
     resume: bool = False,
     hub: HubAccess = HubAccess(),
     meter: EnergyMeter | None = None,
@@ -112,7 +112,7 @@ def heal(
         model: folder of the original, its repository, or the original as found with `find_model`; None takes the
             repository that the artifact's report names.
         revision: branch, tag or commit of a repository.
-        exports: artifacts to write, each into its own folder under `output`.
+        exports: artifacts to write, each into its own folder under `output`; others can be made later from `factored`.
         resume: continue what an earlier run with the same choices left in `output`; the result is identical to the byte
             (on the CPU, with the same number of threads). If that run had finished, its report is returned.
         hub: credentials and cache directory for Hub access.

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rocket_core.budget import bits_per_weight, kept_fraction, sparsity
 from rocket_core.candidates import CODE_KINDS, Candidate, SizePoint
-from rocket_core.config import Objective
+from rocket_core.config import Objective, stage_label
 from rocket_core.report.expert_figures import MapEntry, Row, Value, combined_experts, expert_rows
 from rocket_core.report.layer_places import LayerShape, Place, places_of
 from rocket_core.report.schema import CompressionReport, LayerReport
@@ -170,35 +170,6 @@ def _predicted_row(place: Place, layer: LayerShape, candidate: Candidate) -> Row
     }
 
 
-def errors_by_size(layers: Iterable[LayerReport]) -> Figure:
-    """Return the error of each layer's output by the fraction that the layer kept."""
-    rows = tuple(
-        {
-            "layer": layer.name,
-            "kind": layer.kind,
-            "kept_parameters": layer.kept_parameters,
-            "kept_fraction": kept_fraction(layer.d_in, layer.d_out, layer.kept_parameters),
-            "error": layer.achieved_error,
-        }
-        for layer in layers
-        if layer.achieved_error is not None
-    )
-    return Figure(
-        name="errors-by-size",
-        title="Error by what was kept",
-        note="Each point is a layer: the relative error of its output on the calibration data, by the fraction of its "
-        "parameters that is left. A layer far above the others loses most at its size.",
-        columns=(
-            Column(name="layer", title="layer", kind="text"),
-            Column(name="kind", title="stored as", kind="text"),
-            Column(name="kept_parameters", title="kept parameters", kind="count"),
-            Column(name="kept_fraction", title="kept", kind="fraction"),
-            Column(name="error", title="error of the output"),
-        ),
-        rows=rows,
-    )
-
-
 def predicted_and_achieved(layers: Iterable[LayerReport]) -> Figure:
     """Return the error predicted by the profile and the achieved one, for each layer that is not dense."""
     rows = tuple(
@@ -230,7 +201,7 @@ def stage_times(report: CompressionReport) -> Figure:
     """Return the cost of each stage; columns without any known value are left out."""
     rows = tuple(
         {
-            "stage": stage.name,
+            "stage": stage_label(stage.name),
             "seconds": stage.seconds,
             "peak_memory_bytes": stage.peak_memory_bytes,
             "peak_device_bytes": stage.peak_device_bytes,
@@ -298,46 +269,6 @@ def size_frontier(
     )
 
 
-def allocation_difference(jobs: Sequence[tuple[str, Sequence[LayerReport]]]) -> Figure:
-    """Return the fraction that each layer kept in several compressions.
-
-    Args:
-        jobs: a name and the layers of each; layers that are not in all of them are left out.
-    """
-    kept = [
-        {layer.name: kept_fraction(layer.d_in, layer.d_out, layer.kept_parameters) for layer in layers}
-        for _, layers in jobs
-    ]
-    common = [name for name in kept[0] if all(name in other for other in kept)] if kept else []
-    return Figure(
-        name="allocation-difference",
-        title="What each layer kept",
-        note="One row for each layer, one mark for each job: the fraction of the layer's parameters that is left.",
-        columns=(
-            Column(name="layer", title="layer", kind="text"),
-            Column(name="job", title="job", kind="text"),
-            Column(name="kept_fraction", title="kept", kind="fraction"),
-        ),
-        rows=tuple(
-            {"layer": name, "job": job, "kept_fraction": fractions[name]}
-            for name in common
-            for (job, _), fractions in zip(jobs, kept, strict=True)
-        ),
-    )
-
-
-def report_figures(report: CompressionReport) -> tuple[Figure, ...]:
-    """Return all figures of a report."""
-    experts = expert_map(report.layers)
-    return (
-        allocation_map(report.layers),
-        *(() if experts is None else (experts,)),
-        errors_by_size(report.layers),
-        predicted_and_achieved(report.layers),
-        stage_times(report),
-    )
-
-
 def _format_text(stored: LayerReport | Candidate) -> str | None:
     """Return the format of codes; None if they are entropy coded, or the layer has none."""
     if stored.block_type is not None or stored.bits is None:
@@ -355,6 +286,7 @@ def _map_of(found: Sequence[Row], layers: Sequence[LayerReport | LayerShape], er
     has_codes = any(row["kind"] in CODE_KINDS for row in rows)
     usual = ("bits_per_weight", "kept_fraction") if has_codes else ("kept_fraction", "bits_per_weight")
     measures = (*usual, "kind", "stored_bytes", "loss", "error", "rank", "sparsity")
+    told = tuple(name for name in measures if any(row[name] is not None for row in rows))
     columns = (
         Column(name="block", title="block", kind="text"),
         Column(name="projection", title="projection", kind="text"),
@@ -371,11 +303,13 @@ def _map_of(found: Sequence[Row], layers: Sequence[LayerReport | LayerShape], er
     return Figure(
         name="allocation-map",
         title="Allocation map",
-        note="Each cell is a layer; what its colour means can be chosen."
+        note=(
+            "Each cell is a layer; what its colour means can be chosen." if len(told) > 1 else "Each cell is a layer."
+        )
         + (" The experts of a block are combined." if len(rows) < len(found) else ""),
         columns=columns,
         rows=tuple(rows),
-        measures=tuple(name for name in measures if any(row[name] is not None for row in rows)),
+        measures=told,
     )
 
 

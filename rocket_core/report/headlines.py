@@ -3,8 +3,9 @@
 from rocket_core.report.expectation import expectation
 from rocket_core.report.figures import ERROR_NAMES
 from rocket_core.report.formatting import bytes_text, duration_text, percent_text
-from rocket_core.report.quality import quality_rows
+from rocket_core.report.quality import EvaluationReport, quality_rows
 from rocket_core.report.schema import CompressionReport
+from rocket_core.report.speed import ModelSpeed
 from rocket_core.schema import FrozenModel
 
 
@@ -59,6 +60,11 @@ def quality_headline(report: CompressionReport) -> Headline:
             detail=f"predicted, not measured: {ERROR_NAMES[report.allocation.objective]}. Ask for an evaluation to "
             "measure it",
         )
+    return measured_quality(evaluation)
+
+
+def measured_quality(evaluation: EvaluationReport) -> Headline:
+    """Return the quality of a compression as it was measured."""
     name, before, after = quality_rows(evaluation)[0]
     value = f"{before} → {after}" if before else after
     return Headline(name="Quality", value=value, detail=f"{name}, {evaluation.tokens:,} tokens of {evaluation.dataset}")
@@ -77,11 +83,22 @@ def _speed(report: CompressionReport) -> list[Headline]:
             detail=f"as fast as the original: {export.generation_rate:,.3g} tokens per second generated",
         )
     ]
-    original = models[0].memory_bytes
-    if export.memory_bytes is not None and original is not None:
-        memory = Headline(name="Memory", value=bytes_text(export.memory_bytes), detail=f"was {bytes_text(original)}")
-        found.insert(0, memory)
-    return found
+    memory = _memory(models[0], export)
+    return found if memory is None else [memory, *found]
+
+
+def _memory(original: ModelSpeed, export: ModelSpeed) -> Headline | None:
+    held = ""
+    if export.memory_bytes is not None and original.memory_bytes is not None:
+        held = f"{bytes_text(export.memory_bytes)}, was {bytes_text(original.memory_bytes)}"
+    if export.weights_bytes is not None and original.weights_bytes is not None:
+        process = f"; the process, with cache and buffers, holds {held}" if held else ""
+        detail = f"of the loaded weights, was {bytes_text(original.weights_bytes)}{process}"
+        return Headline(name="Memory", value=bytes_text(export.weights_bytes), detail=detail)
+    if not held:
+        return None
+    value, _, before = held.partition(", ")
+    return Headline(name="Memory", value=value, detail=f"{before}: weights, cache and buffers of the process")
 
 
 def _time(report: CompressionReport) -> Headline:

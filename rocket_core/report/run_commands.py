@@ -27,6 +27,10 @@ _PACKAGES: dict[ExportKind, str] = {
     "factored": "import rocket_core.hf  # pip install 'rocket-compress[torch]'",
     "compressed-tensors": "import compressed_tensors  # pip install compressed-tensors",
 }
+_GENERATING = (
+    'tokens = tokenizer("The first thing", return_tensors="pt")',
+    "print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +50,9 @@ class RunCommand:
     @property
     def purpose(self) -> str:
         """What the text does."""
-        return "Load it" if self.language == "python" else f"Run it with {self.program}"
+        if self.language != "python":
+            return f"Run it with {self.program}"
+        return "Load it and generate text" if ".generate(" in self.text else "Load it"
 
 
 def run_commands(report: CompressionReport, kind: ExportKind, folder: str) -> tuple[RunCommand, ...]:
@@ -100,5 +106,6 @@ def _loading_code(report: CompressionReport, kind: ExportKind, folder: str) -> s
             "",
             f"model = {report.model_class}.from_pretrained({quoted})",
             f"{name} = {reader}.from_pretrained({quoted})",
+            *(_GENERATING if report.model_class.endswith("ForCausalLM") and reader == "AutoTokenizer" else ()),
         ]
     )

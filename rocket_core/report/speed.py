@@ -47,6 +47,10 @@ class ModelSpeed(FrozenModel):
     """bytes that its process held after the last round and not before it loaded the model: weights, cache and buffers,
     in memory or on the accelerator. None if the system does not report it.
     """
+    weights_bytes: Annotated[int, Field(ge=0)] | None = None
+    """bytes of the weights as they are held while it runs. None if llama.cpp ran it, which maps them from the file, and
+    in reports of earlier releases.
+    """
     load_seconds: Annotated[float, Field(ge=0)]
     """time to load it, from a file that the system may have cached."""
     prompt_rate: _Rate

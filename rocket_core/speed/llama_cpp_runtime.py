@@ -100,6 +100,10 @@ class LlamaCppModel:
         """Return None: llama.cpp does not tell what it holds on an accelerator."""
         return None
 
+    def weights_bytes(self) -> int | None:
+        """Return None: the weights are mapped from the file, with its size."""
+        return None
+
     def _new_context(self, model: int, tokens: int) -> int:
         settings = self._library.llama_context_default_params()
         length = -(-tokens // _CONTEXT_STEP) * _CONTEXT_STEP

@@ -61,6 +61,8 @@ class Measured(FrozenModel):
     """what it took."""
     memory_bytes: int | None
     """bytes held now and not before the model was loaded; None if the system does not report it."""
+    weights_bytes: int | None
+    """bytes of the weights as the model holds them; None if they are not known."""
 
 
 class Failed(FrozenModel):

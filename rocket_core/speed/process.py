@@ -30,6 +30,9 @@ class LoadedModel(Protocol):
     def device_bytes(self) -> int | None:
         """Return the bytes that it holds on an accelerator; None on the CPU."""
 
+    def weights_bytes(self) -> int | None:
+        """Return the bytes of its weights as it holds them; None if they are not known."""
+
 
 def main(arguments: Sequence[str]) -> None:
     """Load a model, and measure it whenever that is requested.
@@ -64,7 +67,7 @@ def _serve(source: Connection, target: Connection) -> None:
         if held is None:
             after = resident_bytes(files)
             held = None if before is None or after is None else max(0, after - before)
-        _send(target, Measured(times=times, memory_bytes=held))
+        _send(target, Measured(times=times, memory_bytes=held, weights_bytes=model.weights_bytes()))
 
 
 def _loader(runtime: Runtime) -> Callable[[Load], LoadedModel]:

@@ -216,6 +216,7 @@ def _speed(runner: _Runner, reference: Sequence[RoundTimes], request: Measure) -
         dtype=runner.loaded.dtype,
         stored_bytes=runner.subject.stored_bytes,
         memory_bytes=runner.answers[-1].memory_bytes,
+        weights_bytes=runner.answers[-1].weights_bytes,
         load_seconds=round(runner.loaded.seconds, 3),
         prompt_rate=_rate(len(request.prompt), prompt),
         # The first token belongs to the prompt.

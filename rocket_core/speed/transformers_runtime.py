@@ -72,6 +72,10 @@ class TransformersModel:
             return None
         return int(torch.accelerator.memory_allocated(self._device))
 
+    def weights_bytes(self) -> int:
+        """Return the bytes of all parameters and buffers."""
+        return int(self._model.get_memory_footprint())
+
 
 class _Clock(BaseStreamer):
     """Times at which `generate` passes on the prompt and every token; tokens are on the CPU by then."""

@@ -21,7 +21,12 @@ from tests.reference.tiny_models import save_tiny_model
 from worker.reconciler import Reconciler
 
 MODEL = "org/tiny"
-REQUEST = {"model_id": MODEL, "ratio": 0.3, "calibration": {"samples": 2, "sequence_length": 16}}
+REQUEST = {
+    "model_id": MODEL,
+    "ratio": 0.3,
+    "calibration": {"samples": 2, "sequence_length": 16},
+    "options": {"export": ["factored", "dense"]},
+}
 LAYERS = 14
 FAILPOINTS = Path(__file__).parent / "failpoints"
 ROOT = Path(__file__).parents[2]
@@ -115,9 +120,9 @@ def save_model(folder: Path) -> dict[str, bytes]:
 
 def uninterrupted(model: Path, output: Path, request: dict = REQUEST) -> dict[str, str]:
     """Return hashes of what the library itself makes of the model, uninterrupted and without a service."""
-    # A request that names no exports gets both.
-    exports = ("factored", "dense")
-    config = compression_config(ratio=request["ratio"], calibration=request["calibration"], export=exports)
+    config = compression_config(
+        ratio=request["ratio"], calibration=request["calibration"], **request.get("options", {})
+    )
     compress(str(model), output, config)
     return {
         file.relative_to(output).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()

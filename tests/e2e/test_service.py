@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -88,9 +89,12 @@ def test_an_unavailable_broker_loses_no_job(start_service, expected):
 
 def test_an_error_found_in_preflight_ends_the_job_with_its_code(finished_job):
     service, _ = finished_job
-    job = service.finished(service.submit(**REQUEST, evaluate={"prompts": ["a prompt longer than the context " * 50]}))
+    folder = service.data_dir / "models" / "broken"
+    shutil.copytree(service.data_dir / "models" / "tiny-llama", folder)
+    (folder / "tokenizer.json").write_text("{}")
+    job = service.finished(service.submit(**REQUEST | {"model_id": "local/broken"}))
     assert (job["status"], job["attempt"], job["result"]) == ("failed", 1, None)
-    assert job["error"]["code"] == "invalid_config"
+    assert job["error"]["code"] == "checkpoint_format"
     assert job["error"]["stage"] == "preflight"
     assert not job["error"]["retryable"]
     assert str(service.data_dir) not in str(job)

@@ -64,13 +64,13 @@ def test_it_ends_with_the_download_folder(finished):
     downloads = Path(output.splitlines()[-1])
     assert downloads.is_absolute()
     assert downloads.is_relative_to(folder)
-    assert {path.name for path in downloads.iterdir()} == {"factored", "dense", "report.json", "report.html"}
+    assert {path.name for path in downloads.iterdir()} == {"factored", "report.json", "report.html"}
 
 
 def test_it_compares_the_models_and_shows_every_layer(finished):
     _, _, output = finished
     rows = {line.split()[0]: line.split() for line in output.splitlines() if line.strip()}
-    for model in ("original", "factored", "dense"):
+    for model in ("original", "factored"):
         assert float(rows[model][-1]) > 1
     sizes = {model: float(rows[model][2]) for model in ("original", "factored")}
     assert sizes["factored"] < sizes["original"]

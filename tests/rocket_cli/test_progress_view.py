@@ -22,10 +22,10 @@ def test_there_is_a_line_for_each_stage_and_every_ten_seconds(capsys: pytest.Cap
         view.show("calibrating" if second < 23 else "allocating", f"layer{second}", second / 100, None)
 
     assert capsys.readouterr().err.splitlines() == [
-        "rocket: 0%: profiling layer0",
-        "rocket: 10%: profiling layer10",
-        "rocket: 20%: profiling layer20",
-        "rocket: 23%: allocating layer23",
+        "rocket: 0%: profiling the layers, layer0",
+        "rocket: 10%: profiling the layers, layer10",
+        "rocket: 20%: profiling the layers, layer20",
+        "rocket: 23%: choosing what to keep, layer23",
     ]
 
 
@@ -65,7 +65,7 @@ def test_a_long_layer_name_does_not_break_the_line() -> None:
         view.show("factorizing", "model.layers.3." + "x" * 200, 0.5, None)
         view._progress.refresh()
 
-    last_frame = stream.getvalue().split("factorizing")[-1]
+    last_frame = stream.getvalue().split("compressing the layers")[-1]
     assert "…" in last_frame
     assert "50%" in last_frame
 

@@ -108,7 +108,7 @@ def test_totals_compare_the_exports_with_the_original(lines: list[str]) -> None:
 
 
 def test_the_snippet_is_python_that_loads_the_factored_export(lines: list[str]) -> None:
-    snippet = "\n".join(line.strip() for line in lines[lines.index("To load it:") + 1 :])
+    snippet = "\n".join(line.strip() for line in lines[lines.index("To load it and generate text:") + 1 :])
 
     compile(snippet, "snippet", "exec")
     assert "import rocket_core.hf" in snippet
@@ -123,6 +123,20 @@ def test_a_dense_export_alone_loads_without_this_library(
     out = capsys.readouterr().out
     assert 'from_pretrained("out/dense")' in out
     assert "rocket_core" not in out
+
+
+def test_without_a_dense_export_it_says_how_to_make_one(
+    report: CompressionReport, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not any("--to dense" in line for line in lines)
+    one = report.model_copy(update={"exports": report.exports[:1]})
+    print_report(one, Path("out folder"))
+    assert capsys.readouterr().out.endswith("    rocket export 'out folder/factored' stock --to dense\n")
+    print_report(one, Path("job_1"), fetched_by="rocket download job_1", exported_by="rocket export-job job_1")
+    assert capsys.readouterr().out.endswith("    rocket export-job job_1\n")
+    gguf = report.exports[0].model_copy(update={"kind": "gguf"})
+    print_report(report.model_copy(update={"exports": (gguf,)}), Path("out"))
+    assert "--to dense" not in capsys.readouterr().out
 
 
 def test_hundreds_of_layers_are_all_printed(capsys: pytest.CaptureFixture[str]) -> None:

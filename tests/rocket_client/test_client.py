@@ -78,7 +78,7 @@ def test_a_job_is_submitted_with_the_defaults_of_the_server(client):
 
     assert (job.status, job.model_id, job.ratio, job.progress) == ("queued", "local/tiny", 0.3, 0)
     assert job.calibration == models.Calibration(dataset="builtin", samples=256, sequence_length=None, seed=0)
-    assert job.options["export"] == ["factored", "dense"]
+    assert job.options["export"] == ["factored"]
     assert not job.has_ended
     assert client.get_job(job.id) == job
 

@@ -119,7 +119,7 @@ def test_an_unknown_preset_is_refused_by_name():
 
 def test_people_see_stages_by_other_names_than_programs():
     labels = [stage_label(stage) for stage in STAGES]
-    assert labels[1:4] == ["preflight", "measuring sensitivity", "profiling"]
+    assert labels[1:4] == ["checking the model", "measuring sensitivity", "profiling the layers"]
     assert stage_label("queued") == "queued"
 
 

@@ -1,6 +1,6 @@
 """Evaluations of finished jobs: each is a job that refers to the one whose artifact it measures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import or_, select
@@ -57,6 +57,18 @@ def list_evaluations(session: Session, source: Job, *, limit: int) -> Sequence[E
         .limit(limit)
     )
     return [_evaluation(job, row) for job, row in session.execute(statement)]
+
+
+def newest_evaluations(session: Session, job_ids: Sequence[str]) -> Mapping[str, EvaluationReport]:
+    """Return the newest later evaluation of each of some jobs that has one, by job."""
+    statement = (
+        select(Job.source_job_id, EvaluationRow.body)
+        .join(EvaluationRow, EvaluationRow.job_id == Job.id)
+        .where(Job.source_job_id.in_(job_ids))
+        .order_by(Job.id)
+    )
+    bodies = {source: body for source, body in session.execute(statement) if source is not None}
+    return {source: EvaluationReport.model_validate(body) for source, body in bodies.items()}
 
 
 def find_evaluation(session: Session, job: Job) -> EvaluationReport | None:

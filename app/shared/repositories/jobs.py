@@ -179,7 +179,7 @@ def find_replayed(session: Session, request: JobRequest, *, owner: str, key: str
     row = session.scalars(select(IdempotencyKey).where(*current)).one_or_none()
     if row is None:
         return None
-    if not secrets.compare_digest(row.fingerprint, request.fingerprint()):
+    if row.fingerprint not in {request.fingerprint(), request.earlier_fingerprint()}:
         raise IdempotencyKeyReusedError(
             "this Idempotency-Key was already used for a different request; use a new one", param="Idempotency-Key"
         )

@@ -199,8 +199,19 @@
     const found = KINDS.filter((kind) => rows.some((row) => row.kind === kind));
     return {
       color: { domain: found, range: KIND_COLOURS.filter((_, at) => found.includes(KINDS[at])) },
-      symbol: { domain: found, legend: true },
+      symbol: { domain: found, legend: true, tickFormat: (kind) => kind.replace("_", " ") },
     };
+  }
+
+  // The axis of what layers kept: codes keep all parameters, in fewer bits.
+  function keptAxis(data) {
+    if (data.options.by === "bits_per_weight")
+      return { label: "bits on disk per weight →", domain: [0, Math.max(8, ...data.rows.map((row) => row.bits_per_weight))] };
+    return { label: "kept fraction of the layer's parameters →", domain: [0, 1], tickFormat: "%" };
+  }
+
+  function keptText(data, row) {
+    return data.options.by === "bits_per_weight" ? `${short(row.bits_per_weight)} bits per weight` : `${percent(row.kept_fraction)} kept`;
   }
 
   function errorsBySize(data, width) {
@@ -209,17 +220,17 @@
       marginLeft: 54,
       marginBottom: 52,
       grid: true,
-      x: { label: "kept fraction of the layer's parameters →", percent: false, domain: [0, 1], tickFormat: "%" },
+      x: keptAxis(data),
       y: { label: "↑ relative error of the layer's output", zero: true, nice: true },
       ...kindScale(data.rows),
       marks: [
         Plot.dot(data.rows, {
-          x: "kept_fraction",
+          x: data.options.by,
           y: "error",
           stroke: "kind",
           symbol: "kind",
           tip: { format: { x: false, y: false, stroke: false, symbol: false } },
-          title: (row) => `${row.layer}\n${row.kind}, ${percent(row.kept_fraction)} kept\nerror ${short(row.error)}`,
+          title: (row) => `${row.layer}\n${row.kind}, ${keptText(data, row)}\nerror ${short(row.error)}`,
         }),
       ],
     });
@@ -341,19 +352,19 @@
       marginLeft,
       marginTop: 36,
       height: 60 + 16 * layers.length,
-      x: { axis: "top", label: "kept fraction of the layer's parameters →", domain: [0, 1], tickFormat: "%", grid: true, ticks: Math.max(2, Math.floor((width - marginLeft) / 70)) },
+      x: { ...keptAxis(data), axis: "top", grid: true, ticks: Math.max(2, Math.floor((width - marginLeft) / 70)) },
       y: { domain: layers, label: null, tickSize: 0, tickFormat: (layer) => layer.slice(prefix.length) },
       color: { scheme: "Observable10" },
       symbol: { legend: true },
       marks: [
-        Plot.ruleY(data.rows, Plot.groupY({ x1: "min", x2: "max" }, { y: "layer", x: "kept_fraction", strokeOpacity: 0.35 })),
+        Plot.ruleY(data.rows, Plot.groupY({ x1: "min", x2: "max" }, { y: "layer", x: data.options.by, strokeOpacity: 0.35 })),
         Plot.dot(data.rows, {
-          x: "kept_fraction",
+          x: data.options.by,
           y: "layer",
           stroke: "job",
           symbol: "job",
           tip: { format: { x: false, y: false, stroke: false, symbol: false } },
-          title: (row) => `${row.layer}\n${row.job}\n${percent(row.kept_fraction)} kept`,
+          title: (row) => `${row.layer}\n${row.job}\n${keptText(data, row)}`,
         }),
       ],
     });

@@ -5,7 +5,7 @@ import io
 import re
 import tarfile
 from html import unescape
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import pytest
 
@@ -173,7 +173,15 @@ def test_rows_of_jobs_can_be_told_apart(page, worker, submitted, finished):
 def test_the_sample_model_is_offered_where_it_is(page, settings):
     assert "Try it" not in page("GET", "/").text
     (settings.models_folder / "tiny-llama").symlink_to(settings.models_folder / "tiny")
-    assert 'href="/ui/new?model_id=local/tiny-llama' in page("GET", "/").text
+    [asked] = re.findall(r'href="/ui/new\?(model_id=local/tiny-llama[^"]*)"', page("GET", "/").text)[:1]
+    assert {"evaluate": ["yes"], "benchmark": ["yes"]}.items() <= parse_qs(unescape(asked)).items()
+
+
+@pytest.mark.parametrize("address", ["/ui", "/ui/"])
+def test_the_folder_of_the_pages_leads_to_the_first(client, address):
+    answer = client.get(address, headers={"Accept": "text/html"})
+    assert (answer.status_code, answer.url.path) == (200, "/")
+    assert "Rocket makes transformer models smaller" in answer.text
 
 
 def test_a_measured_speed_is_shown(page, worker, submitted):
@@ -299,6 +307,25 @@ def test_prompts_are_answered_by_both_models_later(page, client, worker, finishe
     row = page("GET", "/ui/jobs").text.split(f'id="row-{job["id"]}"')[1].split("</tr>")[0]
     assert "evaluation" in row
     assert f'href="{address}"' in row
+
+
+def test_a_quality_measured_later_replaces_the_prediction(page, client, worker, finished):
+    def shown():
+        row = page("GET", "/ui/jobs").text.split(f'id="row-{finished}"')[1].split("</tr>")[0]
+        headline = page("GET", f"/ui/jobs/{finished}").text.split("<dt>Quality</dt>")[1].split("</div>")[0]
+        return row.split('data-title="quality"')[1].split("</td>")[0], headline
+
+    assert all("predicted" in text for text in shown())
+    job = client.post(f"/jobs/{finished}/evaluations", json={}).json()
+    lease = worker.claim(job["id"])
+    worker.do(evaluations.save_evaluation, lease, EVALUATION)
+    worker.do(outputs.succeed_without_files, lease)
+    value = f"{EVALUATION.before.perplexity:g} → {EVALUATION.after.perplexity:g}"
+    row, headline = shown()
+    assert "measured" in row
+    for text in (row, headline):
+        assert value in unescape(text)
+        assert "predicted" not in text
 
 
 def test_a_form_for_prompts_says_what_is_wrong(page, finished):

@@ -2,6 +2,7 @@
 
 import html
 import re
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -68,6 +69,34 @@ def test_the_form_asks_for_one_export_unless_told(submit, client, fields, export
         assert "16 bits" in answer.text
     else:
         assert [job["options"]["export"] for job in jobs] == [exports]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"export": "both", "ignore": "*.down_proj *.up_proj"},
+        {"export": "dense"},
+        {"target": "size", "size": "90kB", "include": "embeddings"},
+        {"target": "size", "size": "90kB", "include": "none"},
+    ],
+)
+def test_another_job_can_have_the_same_settings(submit, client, page, fields):
+    made = submit(**fields).headers["Location"]
+    again = re.search(r'href="/ui/new\?([^"]+)">New job with these settings', page("GET", made).text)[1]
+    kept = {name: value for name, value in parse_qsl(html.unescape(again)) if name != "samples"}
+    assert submit(**fields | kept | {"form": "again"}).status_code == 303
+    first, second = (job["options"] | {"bytes": job["target_bytes"]} for job in client.get("/jobs").json()["data"])
+    assert first == second
+
+
+def test_only_an_unreachable_ratio_is_answered_with_another(page):
+    previews = {
+        target: page("POST", "/ui/new/preview", data=FIELDS | {"target": target, target: value}).text
+        for target, value in (("ratio", "0.999"), ("size", "1kB"), ("bits", "0.01"))
+    }
+    for target, text in previews.items():
+        assert "out of reach" in text
+        assert ("Largest reachable ratio" in text) == (target == "ratio")
 
 
 @pytest.mark.parametrize(("fields", "measured"), [({}, False), ({"benchmark": "yes"}, True)])

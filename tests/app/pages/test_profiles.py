@@ -24,6 +24,16 @@ def gone(client, profiled):
     return profiled
 
 
+def test_an_uploaded_text_has_the_name_of_its_file(page, client, worker):
+    named = {"params": {"name": "my story.txt"}, "headers": {"Content-Type": "text/plain"}}
+    upload = client.post("/calibrations", content=b"a text", **named).json()
+    calibration = {"dataset": upload["id"], "samples": 8}
+    job_id = client.post("/jobs", json=BODY | {"calibration": calibration}).json()["id"]
+    profile_id = worker.profile_model(job_id)
+    for address in ("/ui/profiles", f"/ui/profiles/{profile_id}", f"/ui/jobs/{job_id}"):
+        assert "8 samples of my story.txt" in page("GET", address).text, address
+
+
 def test_a_job_links_its_profile(page, profiled):
     job_id, profile_id = profiled
     text = page("GET", f"/ui/jobs/{job_id}").text

@@ -78,7 +78,7 @@ def test_a_job_is_pushed_and_listed_on_the_page(page, client, context, finished,
     own = page("GET", f"/ui/jobs/{job['id']}").text
     assert PUSHED.url in own
     assert "an earlier job" in own
-    assert "sending the files to the Hub" not in own
+    assert "sending the files" not in own
 
 
 def test_a_failed_push_says_why_and_leads_back(page, client, finished, worker):

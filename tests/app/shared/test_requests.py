@@ -12,7 +12,7 @@ SOURCE = "job_" + "0" * 26
 
 def test_only_model_and_ratio_are_required():
     request = JobRequest.model_validate({"model_id": "Qwen/Qwen3-0.6B", "ratio": 0.3})
-    assert request.options.export == ("factored", "dense")
+    assert request.options.export == ("factored",)
     assert request.calibration.samples == 256
 
 
@@ -36,7 +36,7 @@ def test_options_match_the_settings_of_the_library():
     assert set(JobOptions.model_fields) == set(CompressionConfig.model_fields) - operator
     request = JobRequest(model_id="local/x", ratio=0.3)
     # A service offers both exports, as earlier versions did; the library writes one.
-    assert request.compression_config() == CompressionConfig(ratio=0.3, export=("factored", "dense"))
+    assert request.compression_config() == CompressionConfig(ratio=0.3)
     vllm = JobRequest(model_id="local/x", bits=5, options={"engine": "vllm"})
     assert vllm.compression_config() == CompressionConfig(bits=5, engine="vllm")
 

@@ -48,7 +48,7 @@ def test_result_is_a_table(rocket: Callable, measured: Measured, model: Path) ->
     assert outcome.out.splitlines()[0].startswith("model ")
     assert "Measured in turns" in outcome.out
     assert "Not measured: gguf: llama.cpp is not installed" in outcome.out
-    assert "50%: measuring speed of one, round 1 of 5" in outcome.err
+    assert "50%: measuring speed, one, round 1 of 5" in outcome.err
 
 
 def test_json_output_is_only_the_report(rocket: Callable, measured: Measured, model: Path) -> None:

@@ -154,8 +154,8 @@ def test_progress_goes_to_stderr_only(rocket: Callable, pipeline: FakePipeline, 
     outcome = rocket("compress", "some/model", tmp_path, "--ratio", "0.3")
 
     assert outcome.err.splitlines() == [
-        "rocket: 0%: preflight",
-        "rocket: 25%, 1:30 left: profiling model.layers.0.q_proj",
+        "rocket: 0%: checking the model",
+        "rocket: 25%, 1:30 left: profiling the layers, model.layers.0.q_proj",
     ]
     assert "rocket:" not in outcome.out
 

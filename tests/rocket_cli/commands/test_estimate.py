@@ -1,11 +1,13 @@
 import inspect
 import json
+import shutil
 
 import httpx2
 import pytest
 
 from rocket_cli.commands import estimate, submit
 from rocket_client.models import Available, Estimate
+from tests.service_fixtures import TINY_LLAMA
 
 # What a job has and an estimate does not need.
 OF_A_JOB = {"metadata", "queue", "idempotency_key", "watch"}
@@ -117,8 +119,10 @@ def test_the_time_is_shown_with_its_uncertainty(answered):
 def test_its_options_equal_those_of_submit(remote, monkeypatch):
     taken = inspect.signature(submit.submit).parameters
     own = dict(inspect.signature(estimate.estimate).parameters)
-    del own["context"]
-    assert own == {name: parameter for name, parameter in taken.items() if name not in OF_A_JOB}
+    del own["context"], own["local"]
+    others = {name: parameter for name, parameter in taken.items() if name not in OF_A_JOB}
+    assert own.pop("model_id") != others.pop("model_id"), "a folder is a model as well"
+    assert own == others
 
     sent = []
     send = httpx2.Client.stream
@@ -154,4 +158,59 @@ def test_it_is_refused_like_a_submission(remote, arguments, code, said):
 
     assert asked.code == submitted.code == code
     assert said in " ".join(asked.err.replace("│", " ").split())
-    assert asked.err.replace("estimate", "submit") == submitted.err
+    assert asked.err.replace("estimate", "submit").replace("{MODEL}", "{MODEL_ID}") == submitted.err
+
+
+@pytest.fixture
+def alone(rocket, monkeypatch, tmp_path):
+    """Run the command where no server answers, next to the folder `tiny`."""
+    monkeypatch.setenv("ROCKET_SERVER", "http://127.0.0.1:9")
+    monkeypatch.setattr("rocket_cli.connection.COMMAND_PATIENCE", 0.1)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(TINY_LLAMA, tmp_path / "tiny")
+    return rocket
+
+
+def test_a_folder_is_estimated_without_a_server(alone, remote, client, monkeypatch):
+    options = ("--ratio", "0.3", "--samples", "8", "--ignore", "*.q_proj", "--evaluate", "builtin", "--json")
+    outcome = alone("estimate", "tiny", *options)
+    assert (outcome.code, outcome.err) == (0, "")
+    # The server's own estimate of the same model.
+    monkeypatch.setenv("ROCKET_SERVER", client.server)
+    here, there = json.loads(outcome.out), json.loads(remote("estimate", "local/tiny", *options).out)
+    assert set(here.pop("available")) == set(there.pop("available"))
+    assert (here.pop("model_id"), there.pop("model_id")) == ("tiny", "local/tiny")
+    assert here == there
+
+
+def test_it_shows_the_command_that_runs_on_this_machine(alone):
+    options = ("--ratio", "0.3", "--server", "http://x", "--hub-token-env=PATH", "--local", "--ignore", "a b*")
+    # The pattern matches nothing, which is said before.
+    assert "matches no layer" in alone("estimate", "tiny", *options).err
+    assert alone("estimate", *options[:-2], "tiny", "--seed", "1").err == (
+        "rocket: to run it: rocket compress --ratio 0.3 tiny OUT --seed 1\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("tiny", "--ratio", "0.99"), 4, "0.99"),
+        (("tiny", "--ratio", "0.3", "--calibration", "wikitxt2"), 3, "Did you mean 'wikitext2'"),
+        (("tiny", "--ratio", "0.3", "--calibration", "synthetic"), 3, "reads text"),
+        (("tiny", "--ratio", "0.3", "--prompt", "word " * 300), 2, "prompt 1 has"),
+        (("tiny", "--ratio", "0.3", "--include", "vision"), 2, "has no tower"),
+        (("tiny", "--ratio", "0.3", "--revision", "main"), 3, "has no revision"),
+        (("folder/tinny", "--ratio", "0.3"), 3, "did you mean folder/tiny?"),
+        (("folder/tinny", "--ratio", "0.3", "--revision", "main"), 75, "does not answer"),
+        (("a/b", "--ratio", "0.3"), 75, "with --local, a repository is estimated on this machine"),
+        (("local/tiny", "--ratio", "0.3"), 75, "does not answer"),
+    ],
+)
+def test_refusals_and_advice_without_a_server(alone, tmp_path, options, code, said):
+    (tmp_path / "folder").mkdir()
+    shutil.copytree(tmp_path / "tiny", tmp_path / "folder" / "tiny")
+    outcome = alone("estimate", *options)
+    assert outcome.code == code, outcome.err
+    assert said in outcome.err
+    assert ("--local" in outcome.err) == (code == 75 and options[0] != "local/tiny")

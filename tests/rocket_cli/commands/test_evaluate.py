@@ -86,7 +86,7 @@ def test_models_are_shown_side_by_side(
     assert perplexity[1] == perplexity[2]
     assert divergence == ["KL", "divergence,", "nats", "per", "token", "0.0000"]
     assert likeliest == ["same", "likeliest", "token", "100.0%"]
-    assert "evaluating dense, 1 of 1 windows" in outcome.err
+    assert "measuring quality, dense, 1 of 1 windows" in outcome.err
     assert "Loading weights" not in outcome.err
     assert [line.split()[0] for line in alone.out.splitlines()] == ["63", "file", "perplexity"]
 

@@ -10,7 +10,7 @@ def test_jobs_are_a_table_newest_first(remote, service):
 
     assert lines[0].split() == ["job", "status", "progress", "model", "target", "age"]
     assert lines[1].split()[:5] == [third, "queued", "0%", "local/tiny", "30.0%"]
-    assert lines[2].split()[:6] == [second, "running", "profiling", "42%", "local/tiny", "25.0%"]
+    assert lines[2].split()[:8] == [second, "running", *["profiling", "the", "layers", "42%"], "local/tiny", "25.0%"]
     assert lines[3].split()[:5] == [first, "failed", "corrupt_checkpoint", "local/tiny", "30.0%"]
     assert len({len(line) for line in lines}) == 1
 

@@ -92,7 +92,7 @@ def test_a_failed_job_shows_its_error_and_sets_the_exit_code(remote, service, er
     outcome = remote("watch", job_id)
 
     assert (outcome.code, outcome.out) == (code, "")
-    assert outcome.err == f"rocket: error: {job_id} failed while exporting: the disk is full\n"
+    assert outcome.err == f"rocket: error: {job_id} failed while writing the files: the disk is full\n"
 
 
 def test_a_cancelled_job_sets_the_exit_code(remote, client, service):
@@ -134,7 +134,7 @@ def test_a_log_has_a_line_for_each_stage_and_warning(remote, server, service):
     assert outcome.err.splitlines() == [
         "rocket: 0%: running",
         "rocket: warning: few samples",
-        "rocket: 25%, 1:30 left: profiling",
+        "rocket: 25%, 1:30 left: profiling the layers",
         "rocket: 100%: succeeded",
     ]
 

@@ -8,7 +8,13 @@ import sys
 import pytest
 
 from rocket_core import compress, compression_config
-from rocket_core.errors import InfeasibleBudgetError, ModelNotFoundError, RocketError, UnknownDatasetError
+from rocket_core.errors import (
+    InfeasibleBudgetError,
+    InvalidConfigError,
+    ModelNotFoundError,
+    RocketError,
+    UnknownDatasetError,
+)
 from rocket_core.inspection.requests import check_request
 from tests.reference.tiny_models import save_tiny_model
 
@@ -27,6 +33,10 @@ def model(tmp_path_factory):
         ({"ratio": 0.999}, InfeasibleBudgetError),
         ({"target_bytes": 100}, InfeasibleBudgetError),
         ({"ratio": 0.3, "ignore": ("*.nothing",)}, RocketError),
+        ({"ratio": 0.3, "calibration": {"dataset": "synthetic"}}, UnknownDatasetError),
+        ({"ratio": 0.3, "calibration": {"sequence_length": 2**20}}, InvalidConfigError),
+        ({"ratio": 0.3, "evaluate": {"prompts": ("word " * 300,)}}, InvalidConfigError),
+        ({"ratio": 0.3, "include": ("vision",)}, InvalidConfigError),
     ],
 )
 def test_an_early_refusal_is_the_same_as_in_a_run(model, tmp_path, settings, error):
@@ -41,6 +51,21 @@ def test_an_early_refusal_is_the_same_as_in_a_run(model, tmp_path, settings, err
 def test_a_misspelt_model_is_refused(name):
     with pytest.raises(ModelNotFoundError, match="neither a folder nor a repository id"):
         check_request(name, compression_config(ratio=0.3))
+
+
+def test_a_misspelt_folder_is_not_taken_for_a_repository(model, monkeypatch):
+    monkeypatch.chdir(model.parent.parent)
+    config = compression_config(ratio=0.3)
+    misspelt = f"{model.parent.name}/tinny"
+    with pytest.raises(ModelNotFoundError, match=f"did you mean {model.parent.name}/tiny.*--revision main"):
+        check_request(misspelt, config)
+    check_request(misspelt, config, revision="main")
+    check_request(f"{model.parent.name}/other", config)
+
+
+def test_a_folder_has_no_revision(model):
+    with pytest.raises(ModelNotFoundError, match="has no revision 'main'"):
+        check_request(str(model), compression_config(ratio=0.3), revision="main")
 
 
 def test_a_repository_id_is_not_looked_up():

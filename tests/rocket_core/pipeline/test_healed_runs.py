@@ -46,7 +46,7 @@ def runs(request, tmp_path_factory, model_folder, healing):
     points = []
     within = compress(model, folder / "within", config, on_healing=points.append)
     compress(model, folder / "before", config.model_copy(update={"heal_tokens": None}))
-    afterwards = heal(folder / "before", folder / "after", config.healing, model=model)
+    afterwards = heal(folder / "before", folder / "after", config.healing, model=model, exports=("factored", "dense"))
     return folder, within, afterwards, points, config
 
 

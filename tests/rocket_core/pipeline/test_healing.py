@@ -26,6 +26,7 @@ from tests.reference.tiny_models import save_tiny_model
 
 KINDS = {"factors": mixed_factors, "codes": quantized_factors, "codes of factors": coded_values}
 CONFIG = healing_config(tokens=16384, sequence_length=16, device="cpu")
+BOTH = ("factored", "dense")
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +49,14 @@ def artifact_of(tmp_path_factory, original):
 @pytest.fixture(scope="module")
 def healed(tmp_path_factory, artifact_of, original):
     artifact, output = artifact_of("factors"), tmp_path_factory.mktemp("healed")
-    return artifact, output, heal(artifact, output, CONFIG, model=str(original))
+    return artifact, output, heal(artifact, output, CONFIG, model=str(original), exports=BOTH)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_supports_codes_and_bytes_do_not_change(tmp_path, artifact_of, original, kind):
     artifact = artifact_of(kind)
-    report = heal(artifact, tmp_path, CONFIG, model=str(original), exports=("factored",))
+    report = heal(artifact, tmp_path, CONFIG, model=str(original))
+    assert not (tmp_path / "dense").exists()
     before, after = (load_file(folder / "model.safetensors") for folder in (artifact, tmp_path / "factored"))
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (artifact, tmp_path / "factored")]
     assert sizes[0] == sizes[1]
@@ -113,11 +115,11 @@ def test_cancelled_and_resumed_it_ends_with_the_same_bytes(tmp_path, healed, ori
     artifact, undisturbed, report = healed
     calls = iter(range(10**9))
     with pytest.raises(CompressionCancelledError, match="healing"):
-        heal(artifact, tmp_path, CONFIG, model=str(original), should_cancel=lambda: next(calls) == step)
+        heal(artifact, tmp_path, CONFIG, model=str(original), exports=BOTH, should_cancel=lambda: next(calls) == step)
     with pytest.raises(InvalidConfigError, match="resume"):
-        heal(artifact, tmp_path, CONFIG, model=str(original))
-    assert heal(artifact, tmp_path, CONFIG, model=str(original), resume=True) == report
-    for kind in ("factored", "dense"):
+        heal(artifact, tmp_path, CONFIG, model=str(original), exports=BOTH)
+    assert heal(artifact, tmp_path, CONFIG, model=str(original), exports=BOTH, resume=True) == report
+    for kind in BOTH:
         files = [folder / kind / "model.safetensors" for folder in (tmp_path, undisturbed)]
         assert files[0].read_bytes() == files[1].read_bytes()
     assert not (tmp_path / ".rocket-work").exists()
@@ -125,9 +127,9 @@ def test_cancelled_and_resumed_it_ends_with_the_same_bytes(tmp_path, healed, ori
 
 def test_a_finished_result_is_returned_or_refused(healed, original):
     artifact, output, report = healed
-    assert heal(artifact, output, CONFIG, model=str(original), resume=True) == report
+    assert heal(artifact, output, CONFIG, model=str(original), exports=BOTH, resume=True) == report
     with pytest.raises(InvalidConfigError, match="already holds"):
-        heal(artifact, output, CONFIG, model=str(original))
+        heal(artifact, output, CONFIG, model=str(original), exports=BOTH)
 
 
 def test_the_original_must_be_named_without_a_report(tmp_path, healed):

@@ -41,8 +41,8 @@ def test_a_terminal_shows_stage_layer_and_share(monkeypatch, no_notebook):
         report(step(0.1))
         report(step(0.7, "down_proj", "factorizing"))
         report(step(0.7, None, "factorizing"))
-    first, second = terminal.getvalue().split("factorizing")[:2]
-    assert re.search(r"profiling: +10%.*q_proj", first)
+    first, second = terminal.getvalue().split("compressing the layers")[:2]
+    assert re.search(r"profiling the layers: +10%.*q_proj", first)
     assert re.match(r": +70%.*down_proj", second)
     drawn = terminal.getvalue()
     assert drawn.endswith("\r"), "the bar disappears"

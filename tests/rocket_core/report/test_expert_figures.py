@@ -2,7 +2,8 @@
 
 import pytest
 
-from rocket_core.report.figures import allocation_map, expert_map, report_figures
+from rocket_core.report.figures import allocation_map, expert_map
+from rocket_core.report.report_figures import report_figures
 from tests.reference.reports import layer_named, report_of_layers
 
 ROUTED = {"0.0": 30, "0.1": 10, "1.0": 0, "1.1": 40}

@@ -6,7 +6,8 @@ import io
 import pytest
 
 from rocket_core.candidates import SizePoint
-from rocket_core.report.figures import allocation_difference, allocation_map, report_figures, size_frontier
+from rocket_core.report.figures import allocation_map, size_frontier
+from rocket_core.report.report_figures import allocation_difference, report_figures
 from tests.reference.reports import layer_named, report_of_layers
 
 
@@ -62,6 +63,23 @@ def test_only_layers_common_to_all_jobs_are_compared():
     rows = allocation_difference([("one", one), ("other", other)]).rows
     assert [(row["layer"], row["job"]) for row in rows] == [("a.0.y", "one"), ("a.0.y", "other")]
     assert allocation_difference([]).rows == ()
+
+
+CODED = {"kind": "quantized", "bits_per_weight": 4.5}
+
+
+def test_layers_of_codes_are_told_apart_by_bits():
+    kept, coded = layer_named("a.0.x"), layer_named("a.0.x").model_copy(update=CODED)
+    report = report_of_layers()
+    layers = [layer.model_copy(update=CODED) for layer in report.layers]
+    for by, compared, changed in (
+        ("kept_fraction", kept, report),
+        ("bits_per_weight", coded, report.model_copy(update={"layers": tuple(layers)})),
+    ):
+        figure = next(figure for figure in report_figures(changed) if figure.name == "errors-by-size")
+        for drawn in (figure, allocation_difference([("one", [compared]), ("other", [compared])])):
+            assert drawn.options == {"by": by}
+            assert {row[by] is None for row in drawn.rows} == {False}
 
 
 def test_a_frontier_adds_the_size_of_the_whole_model():

@@ -1,10 +1,11 @@
-"""The size that a report begins with."""
+"""The numbers that a report begins with."""
 
 import pytest
 
 from rocket_core.report.headlines import headlines
 from rocket_core.report.schema import ExportReport
 from tests.reference.reports import report_of_layers
+from tests.reference.speed import model_speed, speed_report
 
 
 @pytest.mark.parametrize(
@@ -14,3 +15,22 @@ def test_a_dense_export_is_not_said_to_be_smaller(kinds, expected):
     exports = tuple(ExportReport(kind=kind, folder=kind, stored_bytes=1) for kind in kinds)
     size = headlines(report_of_layers().model_copy(update={"exports": exports}))[0]
     assert size.detail.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("weights", "value", "detail"),
+    [
+        ((4, 2), "2.00 MB", "of the loaded weights, was 4.00 MB; the process, with cache and buffers, holds 9.00 MB"),
+        ((None, None), "9.00 MB", "was 10.00 MB: weights, cache and buffers of the process"),
+        ((4, None), "9.00 MB", "was 10.00 MB: weights, cache and buffers of the process"),
+    ],
+)
+def test_memory_is_that_of_the_weights_where_it_is_known(weights, value, detail):
+    before, after = (None if each is None else each * 10**6 for each in weights)
+    models = (
+        model_speed(weights_bytes=before),
+        model_speed("factored", memory_bytes=9_000_000, weights_bytes=after),
+    )
+    report = report_of_layers().model_copy(update={"speed": speed_report(models=models)})
+    memory = next(headline for headline in headlines(report) if headline.name == "Memory")
+    assert (memory.value, memory.detail.removesuffix(", was 10.00 MB")) == (value, detail)

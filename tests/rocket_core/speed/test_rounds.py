@@ -56,6 +56,10 @@ class TestMeasurement:
         assert (report.prompt_tokens, report.new_tokens, report.rounds, report.threads) == (8, 4, 2, 1)
         for model in report.models:
             assert model.stored_bytes <= model.memory_bytes < 2**30
+        original, artifact, gguf = report.models
+        assert original.stored_bytes * 0.9 < original.weights_bytes < original.stored_bytes * 1.1
+        assert artifact.weights_bytes > 0
+        assert gguf.weights_bytes is None
         shares = [share for share, _ in steps]
         assert shares == sorted(shares)
         # Every model is loaded, and measured in three rounds.

@@ -2,11 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from app.services import estimates
 from rocket_core.budget import parameter_budget
+from rocket_core.inspection import estimate as estimate_module
 from rocket_core.system.machine_speed import MachineSpeed
 from tests.app.api.conftest import BODY
 from tests.reference.safetensors_files import LINEARS, save_llama
+from tests.reference.tiny_models import byte_tokenizer
 
 SPEED = MachineSpeed(products=1e11, rough_products=1e11, memory=1e10)
 PARAMETERS = 2 * sum(rows * columns for rows, columns in LINEARS.values())
@@ -92,6 +93,19 @@ def test_prompts_that_no_model_could_answer_are_refused(client, settings, config
         assert reason is None or reason in answer.json()["detail"]
 
 
+def test_a_prompt_that_leaves_no_room_is_refused_at_once(client, settings):
+    folder = settings.models_folder / "worded"
+    save_llama(folder, config={"model_type": "llama", "max_position_embeddings": 64})
+    byte_tokenizer().save_pretrained(folder)
+    for length, accepted in ((60, True), (61, False)):
+        prompts = ["Hi", "x" * length]
+        body = BODY | {"model_id": "local/worded", "evaluate": {"prompts": prompts, "answer_tokens": 4}}
+        for path in ("/jobs", "/estimates"):
+            answer = client.post(path, json=body | {"calibration": {"sequence_length": 32}})
+            assert (answer.status_code < 400) == accepted, answer.text
+            assert accepted or "prompt 2 has 61 tokens, and an answer of 4 does not fit" in answer.json()["detail"]
+
+
 def test_calibration_on_audio_is_refused_for_a_model_of_text(client, settings):
     settings.datasets_folder.mkdir(parents=True, exist_ok=True)
     (settings.datasets_folder / "spoken.jsonl").write_text('{"audio": "1.wav", "text": "a"}')
@@ -112,15 +126,15 @@ def test_availability_is_unknown_for_remote_workers(app, client):
 
 
 def test_the_time_of_jobs_here_that_only_compress_is_known(client, monkeypatch):
-    monkeypatch.setattr(estimates, "has_accelerator", lambda: False)
-    monkeypatch.setattr(estimates, "measure_speed", lambda: SPEED)
+    monkeypatch.setattr(estimate_module, "has_accelerator", lambda: False)
+    monkeypatch.setattr(estimate_module, "measure_speed", lambda: SPEED)
     seconds = estimate(client)["seconds"]
     assert seconds > 1
-    monkeypatch.setattr(estimates, "measure_speed", lambda: replace(SPEED, products=SPEED.products / 1e6))
+    monkeypatch.setattr(estimate_module, "measure_speed", lambda: replace(SPEED, products=SPEED.products / 1e6))
     assert estimate(client)["seconds"] > 2 * seconds
     for change in ({"evaluate": {"samples": 4}}, {"ratio": None, "bits": 4}, {"options": {"preset": "best"}}):
         assert estimate(client, **change)["seconds"] is None
-    monkeypatch.setattr(estimates, "has_accelerator", lambda: True)
+    monkeypatch.setattr(estimate_module, "has_accelerator", lambda: True)
     assert estimate(client)["seconds"] is None
 
 

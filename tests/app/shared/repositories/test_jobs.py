@@ -308,3 +308,19 @@ def test_fingerprints_ignore_fields_added_later_if_unset():
         dumped = dumped.replace(f',"{name}":{value}', "")
     assert request.fingerprint() == hashlib.sha256(dumped.encode()).hexdigest()
     assert JobRequest(model_id="local/tiny", ratio=0.3, queue="gpu").fingerprint() != request.fingerprint()
+
+
+def test_a_replay_of_an_earlier_versions_request_makes_no_job(database, submit):
+    body = {"model_id": "local/tiny", "ratio": 0.3}
+    both = body | {"options": {"export": ["factored", "dense"]}}
+    # The key and the fingerprint that 0.1.0 stored for a body without exports.
+    earlier = submit(JobRequest.model_validate(both), idempotency=KEY)
+    assert submit(JobRequest.model_validate(body), idempotency=KEY) == earlier
+    for other in ({"options": {"export": ["factored"]}}, {"ratio": 0.4}):
+        with pytest.raises(IdempotencyKeyReusedError):
+            submit(JobRequest.model_validate(body | other), idempotency=KEY)
+
+
+def test_an_engine_keeps_its_export_in_earlier_fingerprints():
+    request = JobRequest(model_id="local/tiny", bits=4, options={"engine": "llama.cpp"})
+    assert request.earlier_fingerprint() == request.fingerprint()
