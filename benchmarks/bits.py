@@ -76,6 +76,8 @@ MOST_UNUSED = 0.002
 # Upper bounds on CPU time: of `fast`, of its time with kinds that keep 16 bits; of `best`, of that of `fast`.
 MOST_TIME = {"fast": 2.0, "best": 3.0}
 TIMED_FRACTION = 0.4
+# Percents of the bytes at which what the allocation leaves is predicted.
+MANY_PERCENT = range(15, 86)
 WIDE_KINDS = ("low_rank", "factored", "shared", "sparse")
 
 
@@ -111,6 +113,21 @@ def against_uniform(
     return {"seed": seed, "formats": len(parts), "part": max(parts.values())}
 
 
+def left_over(
+    given: argparse.Namespace, model: Path, preset: str, storage: str, seed: int, profiles: ProfileCache
+) -> dict[str, Any]:
+    """Return the largest part of the bytes asked for that the allocation leaves, by the profile, at many sizes."""
+    config = compression_config(preset=preset, storage=storage, budget="bytes", calibration=calibration(given, seed))
+    with tempfile.TemporaryDirectory() as folder:
+        profile = profile_model(str(model), Path(folder), config, profiles=profiles)
+    predictor, parts = profile.predictor(), []
+    for percent in MANY_PERCENT:
+        chosen = predictor.chosen(predictor.at_ratio(round(1 - percent / 100, 6)))
+        stored = sum(candidate.stored_bytes for _, candidate in chosen)
+        parts.append(1 - 100 * stored / (percent * profile.compressible_bytes))
+    return {"seed": seed, "sizes": len(parts), "above": sum(part > MOST_UNUSED for part in parts), "left": max(parts)}
+
+
 def gptq_name(bits: int) -> str:
     """Return the name of GPTQ's runs."""
     return f"gptq int{bits}"
@@ -134,6 +151,11 @@ def timed_name(preset: str, *, wide: bool) -> str:
 def uniform_name(preset: str) -> str:
     """Return the name of the comparison with one format for all layers."""
     return f"{preset}, predicted loss"
+
+
+def left_name(preset: str, storage: str) -> str:
+    """Return the name of the prediction of the bytes that are left at many sizes."""
+    return f"{preset}, bytes left over{', fixed length' if storage == 'memory' else ''}"
 
 
 def table(results: Results) -> Iterator[str]:
@@ -188,6 +210,10 @@ def size_bars(results: Results, preset: str) -> Iterator[str]:
     if over:
         yield requirement(f"{preset}: bytes exceeded, by a part of them", [max(over)], 0.0)
         yield requirement(f"{preset}: bytes left over, of them", [-min(over)], MOST_UNUSED)
+    left = [part for storage in STORAGES for part in results.values(left_name(preset, storage), "left")]
+    if left:
+        sizes = f"at {len(MANY_PERCENT)} sizes, predicted"
+        yield requirement(f"{preset}: bytes left over {sizes}, of them", [max(left)], MOST_UNUSED)
 
 
 def planned(presets: Sequence[str], size: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -225,6 +251,9 @@ def asked_runs(
                 yield name, seed, partial(run, given, model, settings, seed, profiles)
             for preset in presets:
                 yield uniform_name(preset), seed, partial(against_uniform, given, model, preset, seed, profiles)
+            for preset, storage in itertools.product(presets, STORAGES):
+                predict = partial(left_over, given, model, preset, storage, seed, profiles)
+                yield left_name(preset, storage), seed, predict
         for name, settings in timed(presets):
             yield name, seed, partial(run, given, model, settings, seed, None)
 

@@ -203,7 +203,7 @@ CodeBits = Annotated[
     list[int] | None,
     typer.Option(
         metavar="N",
-        help="Bits of a weight's code, 2, 3, 4, 5, 6 or 8: those to choose from with --size, --bits or --budget bytes "
+        help="Bits of a weight's code, 2 to 8: those to choose from with --size, --bits or --budget bytes "
         "(repeatable; then no layer is entropy coded or has factors of codes), or the one of --method rtn or gptq.",
         show_default="all; 4 for rtn and gptq",
         rich_help_panel=_METHOD,

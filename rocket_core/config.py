@@ -298,7 +298,7 @@ class MethodOptions(FrozenModel):
     instead of taking another target (less time than `paper`); see `rocket_core.methods`.
     """
     code_bits: _CodeBits | None = None
-    """bits of a code in quantized layers: 2, 3, 4, 5, 6 or 8, or a list of them. The methods `rtn` and `gptq` take one;
+    """bits of a code in quantized layers: 2 to 8, or a list of them. The methods `rtn` and `gptq` take one;
     null (default) is 4. With `rocket` it is what the knapsack may choose from where the budget counts bytes; null
     (default) is all, and if given no layer is entropy coded or has factors of codes. A shorter list costs less time to
     profile.
@@ -619,6 +619,7 @@ class CompressionConfig(MethodOptions):
             bits=self.code_bits or readable.bits,
             group_sizes=sizes if self.group_size is None else self.group_size,
             alone={"quantized", "entropy_coded"}.issuperset(self.kinds),
+            finest=readable.finest and self.group_size is None,
             smaller=self.entropy_codes or self.codes_factors,
         )
 

@@ -1,10 +1,11 @@
 """Conversion of stock layers to stored layers, and back."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -62,10 +63,37 @@ def install_layer(model: PreTrainedModel, name: str, layer: StoredLayer) -> None
     model.set_submodule(name, layer)
     for head in heads:
         assert isinstance(layer, QuantizedEmbedding)
-        tied = TiedLinear(layer, layer_name=head)
-        model.set_submodule(head, tied.train(layer.training))
+        bias = model.get_submodule(head).bias
+        assert bias is None or isinstance(bias, nn.Parameter)
+        if bias is not None:
+            _keep_bias(model)
+        model.set_submodule(head, TiedLinear(layer, bias=bias, layer_name=head).train(layer.training))
         # So that loading, device maps and saving treat the scales like the weight.
         model.all_tied_weights_keys[f"{head}.weight_scale"] = f"{name}.weight_scale"
+
+
+def _keep_bias(model: PreTrainedModel) -> None:
+    """Prepare a model for a head with a bias that multiplies with a quantized table.
+
+    transformers gives the bias of a tied head as many numbers as the first dimension of the weight has. When it ties
+    weights again, it may look for them among parameters, of which a prepared head has others.
+    """
+    model._adjust_bias = _adjust_bias  # type: ignore[method-assign]
+    model.tie_weights = functools.partial(_tie_known_weights, model)  # type: ignore[method-assign]
+
+
+def _tie_known_weights(
+    model: PreTrainedModel,
+    missing_keys: set[str] | None = None,
+    recompute_mapping: bool = True,  # noqa: ARG001 (of the base class)
+) -> None:
+    type(model).tie_weights(model, missing_keys=missing_keys, recompute_mapping=False)
+
+
+def _adjust_bias(head: nn.Module, weight: Tensor) -> None:
+    """Adjust the bias of a head whose weight transformers has tied, unless it is stored in another form."""
+    if not isinstance(head, TiedLinear):
+        PreTrainedModel._adjust_bias(None, head, weight)  # type: ignore[arg-type]  # it does not read the model
 
 
 def empty_layer(
@@ -192,11 +220,14 @@ def restore_layers(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
     for name, head in heads.items():
         with torch.device("meta"):
             stock = nn.Linear(head.in_features, head.out_features, bias=False)
+        stock.bias = head.bias
         weight = model.get_submodule(names[id(head.embedding)]).weight
         assert isinstance(weight, nn.Parameter)
         stock.weight = weight
         model.set_submodule(name, stock.train(head.training))
         model.all_tied_weights_keys.pop(f"{name}.weight_scale", None)
+    for attribute in ("_adjust_bias", "tie_weights"):  # those of `_keep_bias`
+        vars(model).pop(attribute, None)
 
 
 def _stock_layer(layer: StoredLayer, dtype: torch.dtype | None) -> StockLayer:

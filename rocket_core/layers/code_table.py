@@ -58,7 +58,7 @@ class TableLayout:
 
     @classmethod
     def of(cls, shape: tuple[int, int], code_format: CodeFormat) -> "TableLayout":
-        """Return the layout for a layer; codes of 3 bits are stored in 4, codes of 5 and 6 in 8."""
+        """Return the layout for a layer; codes of 3 bits are stored in 4, codes of 5 to 7 in 8."""
         d_in, d_out = shape
         bits = next(bits for bits in (2, 4, 8) if bits >= code_format.bits)
         tiles = -(-d_out // _ROW_OUTPUTS)

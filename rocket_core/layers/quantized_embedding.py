@@ -139,17 +139,20 @@ class QuantizedEmbedding(nn.Embedding):
 
 
 class TiedLinear(QuantizedLinear):
-    """An output head without bias that multiplies with the table of a quantized embedding.
+    """An output head that multiplies with the table of a quantized embedding.
 
     Packed, both have the same tensors. Prepared for computing, the head has another form of the codes in addition, and
     its state dict still contains the tensors of the embedding, so that one copy of them is saved.
 
     Args:
         embedding: the embedding.
+        bias: its bias; None if it has none.
         layer_name: name for messages.
     """
 
-    def __init__(self, embedding: QuantizedEmbedding, *, layer_name: str = "this head") -> None:
+    def __init__(
+        self, embedding: QuantizedEmbedding, *, bias: nn.Parameter | None = None, layer_name: str = "this head"
+    ) -> None:
         super().__init__(
             embedding.embedding_dim,
             embedding.num_embeddings,
@@ -162,6 +165,7 @@ class TiedLinear(QuantizedLinear):
         # In a tuple, as otherwise it would be registered as a submodule.
         self._embedding = (embedding,)
         self.weight, self.weight_scale = embedding.weight, embedding.weight_scale
+        self.register_parameter("bias", bias)
 
     @property
     def embedding(self) -> QuantizedEmbedding:

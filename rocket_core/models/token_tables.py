@@ -15,10 +15,13 @@ class TokenTable:
     Attributes:
         embedding: module that looks up its rows; None if it only is a head.
         head: module that multiplies with it; None if it only is an embedding.
+        predicts: whether the head predicts next tokens. The errors of other heads are not measured, as only the last
+            hidden states count in their models.
     """
 
     embedding: str | None
     head: str | None
+    predicts: bool = True
 
     @property
     def name(self) -> str:
@@ -31,6 +34,16 @@ class TokenTable:
     def modules(self) -> tuple[str, ...]:
         """All modules that use it."""
         return tuple(name for name in (self.embedding, self.head) if name is not None)
+
+    @property
+    def measured_head(self) -> str | None:
+        """The head, if its errors are measured."""
+        return self.head if self.predicts else None
+
+    @property
+    def measured_modules(self) -> tuple[str, ...]:
+        """The modules whose errors are measured."""
+        return tuple(name for name in (self.embedding, self.measured_head) if name is not None)
 
 
 def token_modules(model: PreTrainedModel) -> tuple[str, ...]:
@@ -72,9 +85,9 @@ def find_tables(
     if looked_up is not None:
         reason = _reason_against_embedding(embedding)
         if tied or f"{looked_up}.weight" in ties:
-            reason = reason or _reason_against_tie(tied, multiplied, head, predicts=predicts)
+            reason = reason or _reason_against_tie(tied, multiplied, head)
         if reason is None:
-            tables.append(TokenTable(embedding=looked_up, head=multiplied if tied else None))
+            tables.append(TokenTable(embedding=looked_up, head=multiplied if tied else None, predicts=predicts))
         else:
             reasons[looked_up] = reason
     if multiplied is not None and f"{multiplied}.weight" not in {*ties, *ties.values()}:
@@ -92,9 +105,7 @@ def _reason_against_embedding(embedding: nn.Module) -> str | None:
     return _OTHER_CLASS if embedding_scale(embedding) is None else None
 
 
-def _reason_against_tie(tied: set[str], head_name: str | None, head: nn.Module | None, *, predicts: bool) -> str | None:
+def _reason_against_tie(tied: set[str], head_name: str | None, head: nn.Module | None) -> str | None:
     if tied != {f"{head_name}.weight"}:
         return "tied to other layers than the head"
-    if type(head) is not nn.Linear or head.bias is not None:
-        return "tied to a head that computes more than a product"
-    return None if predicts else "tied to a head that does not predict next tokens"
+    return None if type(head) is nn.Linear else "tied to a head that computes more than a product"

@@ -78,7 +78,7 @@ def measure_sensitivities(
         CompressionCancelledError: the caller has cancelled the run.
     """
     names = [name for block in run.layers for name in block]
-    names += [name for table in run.tables for name in table.modules]
+    names += [name for table in run.tables for name in table.measured_modules]
     cache = StateCache(work.path / _CACHE_NAME)
     if any(work.sensitivity(name) is None for name in names):
         in_order = run.architecture.is_causal or len(run.architecture.lists) > 1
@@ -113,7 +113,7 @@ class _ReversePass:
         self._monitor = monitor
         self._loss: Loss = loss
         self._lists = run.architecture.language_lists
-        self._heads = [table.head for table in run.tables if table.head is not None]
+        self._heads = [table.measured_head for table in run.tables if table.measured_head is not None]
         self._embeddings = [table.embedding for table in run.tables if table.embedding is not None]
         self._tower = [name for names in run.layers[: self._lists[0].first] for name in names]
         # Nothing before the first compressed block is needed, unless the embedding or the tower is compressed.

@@ -6,7 +6,8 @@ states where token j is read, and weighted by the Fisher diagonal e of the embed
 the embedding multiplies its rows by. A token that is read often is also predicted often, so that its share of the text
 is estimated by its share of the logits' Fisher diagonal, f_j / Σf. The errors of a tied table then add up to those of a
 linear layer with the Gram matrix G + N diag(e) / Σf, where G is that of the head's input over N tokens. An embedding by
-itself has the Gram matrix N diag(e), and all its rows count equally.
+itself has the Gram matrix N diag(e), and all its rows count equally. So has one that is tied to the head of a masked
+language model, whose losses are changes of its last hidden states.
 """
 
 from collections.abc import Sequence
@@ -132,10 +133,10 @@ def _statistics(
     looked_up = None if table.embedding is None else _lookup_weights(run, work, table, inputs)
     if table.embedding is not None and looked_up is None:
         return None
-    if table.head is None:
+    if table.measured_head is None:
         assert looked_up is not None
         return _of_gram(tokens * torch.diag(looked_up), tokens)
-    multiplied = walk.head_statistics(table.head)
+    multiplied = walk.head_statistics(table.measured_head)
     if multiplied is None or multiplied.gram is None:
         return None
     if looked_up is None:
@@ -183,9 +184,9 @@ def _is_looked_up(run: Run, embedding: str, inputs: CalibrationInputs) -> bool:
 
 
 def _head_weights(run: Run, work: WorkFolder, table: TokenTable) -> Float[Tensor, " tokens"]:
-    assert table.head is not None
-    sensitivity = work.sensitivity(table.head)
-    assert sensitivity is not None, table.head
+    assert table.measured_head is not None
+    sensitivity = work.sensitivity(table.measured_head)
+    assert sensitivity is not None, table.measured_head
     return output_weights(sensitivity.fisher_diagonal, per_output=run.config.column_weights).to(run.device)
 
 
@@ -193,7 +194,7 @@ def _problem(run: Run, work: WorkFolder, table: TokenTable, statistics: GramStat
     weight = load_weight(run, table.name)
     weights = None
     if run.config.measures_sensitivities:
-        if table.head is None:
+        if table.measured_head is None:
             weights = torch.full((weight.shape[1],), weight.shape[1] ** -0.5, dtype=torch.float64, device=run.device)
         else:
             weights = _head_weights(run, work, table)

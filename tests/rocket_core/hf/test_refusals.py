@@ -196,7 +196,7 @@ class TestRefusalsOfFormat3:
         ("edit", "layer", "message"),
         [
             (lambda q: q.update(format_version=2), FULL, "format 2"),
-            (set_entry(CODES, bits=7), CODES, "'bits'"),
+            (set_entry(CODES, bits=9), CODES, "'bits'"),
             (set_entry(CODES, scale_exponent=10**6), CODES, "not within 600"),
             (set_entry(CODES, nnz=4, rank=2), CODES, "a dictionary_exponent is for"),
             (drop(CODES, "scale_bits"), CODES, "neither coefficients nor codes"),

@@ -20,7 +20,7 @@ from tests.reference.stored_layers import D_IN, D_OUT, EXPONENT, QUANTIZED, make
 
 FORMATS = st.builds(
     CodeFormat,
-    bits=st.sampled_from([2, 3, 4, 5, 6, 8]),
+    bits=st.sampled_from([2, 3, 4, 5, 6, 7, 8]),
     group_size=st.integers(1, 20),
     scale_bits=st.sampled_from([6, 8, 16]),
 )

@@ -17,7 +17,7 @@ COUNTS = st.integers(1, 2**40)
 
 
 FORMATS = st.builds(
-    CodeFormat, bits=st.sampled_from([2, 3, 4, 5, 6, 8]), group_size=COUNTS, scale_bits=st.sampled_from([6, 8, 16])
+    CodeFormat, bits=st.sampled_from([2, 3, 4, 5, 6, 7, 8]), group_size=COUNTS, scale_bits=st.sampled_from([6, 8, 16])
 )
 
 
@@ -78,7 +78,7 @@ def test_the_earliest_sufficient_version_is_written(layers, version):
         ("o", {"rank": 4}, "neither coefficients nor codes are complete"),
         *(("o", {key: CODES[key] for key in CODES if key != gone}, "neither") for gone in CODES),
         ("o", SPARSE | {"group_size": 16}, "it has coefficients and parts of codes"),
-        ("o", CODES | {"bits": 7}, r"bits, one of .*\['bits'\]"),
+        ("o", CODES | {"bits": 9}, r"bits, one of .*\['bits'\]"),
         ("o", CODES | {"bits": 4.0}, r"\['bits'\]"),
         ("o", CODES | {"bits": "4"}, r"\['bits'\]"),
         ("o", CODES | {"scale_bits": 7}, r"\['scale_bits'\]"),

@@ -8,7 +8,7 @@ from rocket_core.linalg.integer_codes import RoundedWeight, Scales, search_scale
 from rocket_core.linalg.rounding import round_to_nearest
 from tests.reference import rounding as reference
 
-BITS = (2, 3, 4, 5, 6, 8)
+BITS = (2, 3, 4, 5, 6, 7, 8)
 SCALE_BITS = (6, 8, 16)
 STEPS_PER_OCTAVE = {6: 6, 8: 12, 16: 16}
 

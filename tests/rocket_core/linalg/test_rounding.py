@@ -17,7 +17,7 @@ from rocket_core.linalg.rounding import (
 )
 from tests.reference import rounding as reference
 
-BITS = (2, 3, 4, 5, 6, 8)
+BITS = (2, 3, 4, 5, 6, 7, 8)
 
 
 def random_layer(d_in, d_out, *, seed=0, spread=1.0, dtype=torch.float64):

@@ -130,7 +130,7 @@ def test_blocks_of_encoder_and_decoder_are_found_in_run_order(family):
     [
         ("llama", set()),
         ("bert", set()),
-        ("roberta", {"roberta.embeddings.word_embeddings"}),
+        ("roberta", set()),
         ("t5", {"shared"}),
         ("whisper", {"model.decoder.embed_tokens"}),
         ("vit", set()),
@@ -140,6 +140,14 @@ def test_tables_that_stay_dense_have_a_reason(family, expected):
     architecture = built(ALL_FAMILIES[family]())
     assert set(architecture.other_tables) == expected
     assert all(architecture.other_tables.values())
+
+
+def test_only_heads_that_predict_next_tokens_are_measured():
+    [masked] = built(ALL_FAMILIES["roberta"]()).tables
+    assert masked.modules == ("roberta.embeddings.word_embeddings", "lm_head.decoder")
+    assert masked.measured_modules == ("roberta.embeddings.word_embeddings",)
+    [causal] = built(ALL_FAMILIES["gpt2"]()).tables
+    assert causal.measured_modules == causal.modules == ("transformer.wte", "lm_head")
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)

@@ -18,4 +18,4 @@ def test_quantized_layers_have_the_formats_asked_for(model_folder, settings, tmp
     assert {layer.bits for layer in quantized} == bits
     for layer in quantized:
         assert layer.group_size in {min(32, layer.d_in), min(128, layer.d_in)}
-        assert layer.scale_bits == (8 if layer.group_size == 32 < layer.d_in else 16)
+        assert layer.scale_bits == 8

@@ -87,7 +87,7 @@ class TestStatistics:
             profile = token_tables.profile_table(run, BlockWalk(run, inputs, lambda: None), work, table, inputs)
             assert (profile.d_in, profile.d_out, profile.input_group) == (32, VOCAB_SIZE, table.name)
             by_bits = {one.bits: one for one in profile.candidates if (one.group_size, one.scale_bits) == (16, 6)}
-            losses = [by_bits[bits].loss for bits in (2, 3, 4, 5, 6, 8)]
+            losses = [by_bits[bits].loss for bits in (2, 3, 4, 5, 6, 7, 8)]
             assert losses == sorted(losses, reverse=True)
             assert profile.candidates[0].stored_bytes == 4 * 32 * VOCAB_SIZE
             stored = token_tables._stored_statistics(run, work, table.name)
