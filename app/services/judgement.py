@@ -17,6 +17,7 @@ from app.shared.requests import LOCAL, JobRequest
 from rocket_core import budget
 from rocket_core.coverage import Coverage
 from rocket_core.errors import ModelNotFoundError
+from rocket_core.inspection.batch_size import tokens_per_batch
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
 from rocket_core.inspection.duration import total_operations
 from rocket_core.inspection.evaluation_footprint import evaluation_footprint
@@ -201,6 +202,7 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         config=config,
         windows=config.calibration.samples,
         sequence_length=inspected.positions,
+        batch_tokens=tokens_per_batch(config.device),
         **_sample_sizes(inspected, vision=config.includes_vision),
     )
     footprint = _with_measurements(estimate_footprint(model, work), model, request, inspected)
