@@ -49,16 +49,18 @@ test-system: $(STAMP)
 	$(BIN)/pytest -m system
 
 test-gpu: $(STAMP)
+	@$(BIN)/python .ci/check_gpu.py
 	$(BIN)/pytest -m gpu
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
-# On a machine with a GPU: its tests, and the table of compressions at the sizes of real models.
+# On a machine with a GPU: its tests, and the table of compressions at the sizes of real models, also if a test fails.
 bench-gpu: $(STAMP)
-	$(BIN)/pytest -m gpu
+	@$(BIN)/python .ci/check_gpu.py
+	$(BIN)/pytest -m gpu; tests=$$?; \
 	$(BIN)/python -m benchmarks.scale --model llama-3.2-1b --model qwen3-8b --model llama-3.3-70b --model qwen3-30b-a3b \
-		--out build/scale --markdown build/scale/table.md
+		--out build/scale --markdown build/scale/table.md && exit $$tests
 
 # Slow proofs: the service under load and under kills, the other cases of each sweep, and more random inputs.
 soak: $(STAMP)

@@ -42,11 +42,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192, help="tokens to calibrate on")
     parser.add_argument("--preset", action="append", help="may be repeated; fast by default")
     parser.add_argument("--target", action="append", help="ratio=0.5 or bits=4; may be repeated; both by default")
+    parser.add_argument("--experts", type=int, help="experts of mixtures, each with its part of the tokens; all")
     parser.add_argument("--markdown", type=Path, help="also write the tables to this file")
     given = parser.parse_args()
     rows = []
-    for name in given.model or ["llama-3.2-1b"]:
-        size = SIZES[name]
+    for model in given.model or ["llama-3.2-1b"]:
+        name, size = model, SIZES[model]
+        if given.experts and "num_experts" in size.settings:
+            name, size = f"{model}-{given.experts}-experts", size.with_experts(given.experts)
         folder = given.out / "models" / f"{name}-{given.blocks}-{given.vocabulary}"
         make_model(size, _TOKENIZER, folder, blocks=given.blocks, vocabulary=given.vocabulary)
         for preset in given.preset or ["fast"]:

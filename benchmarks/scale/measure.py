@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.scale.operations import Operations, Product, Spent, seconds_in_mm
+from benchmarks.scale.operations import Operations, Product, Spent, clock_of, seconds_in_mm
 from rocket_core.config import compression_config
 from rocket_core.pipeline import Progress, compress
 from rocket_core.system.devices import resolve_device
@@ -23,10 +24,11 @@ _MOST_LISTED = 25
 
 @dataclass(kw_only=True, slots=True)
 class _Meter:
-    """Processor time by stage and layer, and the largest work folder."""
+    """Time by stage and layer, of the processor or of an accelerator, and the largest work folder."""
 
     folder: Path
     operations: Operations | None
+    clock: Callable[[], float]
     seconds: dict[str, float]
     layers: dict[str, float]
     memory: int = 0
@@ -37,7 +39,7 @@ class _Meter:
 
     def __call__(self, progress: Progress) -> None:
         """Charge the time since the last call to the stage and layer that it belonged to."""
-        now = time.process_time()
+        now = self.clock()
         self.seconds[self._stage] += now - self._at
         if self._layer:
             self.layers[f"{self._stage} {self._layer}"] += now - self._at
@@ -55,16 +57,23 @@ def main() -> None:
     parser.add_argument("--settings", type=json.loads, required=True, help="settings of the compression, as JSON")
     parser.add_argument("--operations", action="store_true", help="count operations, which takes some time itself")
     given = parser.parse_args()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     config = compression_config(**given.settings)
     device = resolve_device(config.device)
+    if device.type == "cpu":
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     record = Operations(device) if given.operations else None
-    meter = _Meter(folder=given.out, operations=record, seconds=defaultdict(float), layers=defaultdict(float))
-    meter._at, wall = time.process_time(), time.perf_counter()
+    meter = _Meter(
+        folder=given.out,
+        operations=record,
+        clock=clock_of(device),
+        seconds=defaultdict(float),
+        layers=defaultdict(float),
+    )
+    meter._at, wall = meter.clock(), time.perf_counter()
     with record or nullcontext():
         report = compress(given.model, given.out, config, on_progress=meter)
     result: dict[str, Any] = {
-        "processor_seconds": sum(meter.seconds.values()),
+        "seconds": sum(meter.seconds.values()),
         "wall_seconds": time.perf_counter() - wall,
         "stages": {stage: round(seconds, 3) for stage, seconds in meter.seconds.items()},
         "layers": {layer: round(seconds, 3) for layer, seconds in meter.layers.items()},

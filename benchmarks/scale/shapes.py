@@ -1,7 +1,7 @@
 """Models with the shapes of real ones, but few blocks and a small vocabulary."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -41,6 +41,13 @@ class ModelSize:
             pad_token_id=0,
             dtype="bfloat16",
         )
+
+    def with_experts(self, experts: int) -> "ModelSize":
+        """Return the shapes with fewer experts, of which each still gets the same part of the tokens."""
+        whole = int(self.settings["num_experts"])
+        chosen = max(1, int(self.settings["num_experts_per_tok"]) * experts // whole)
+        fewer = {"num_experts": experts, "num_experts_per_tok": chosen}
+        return replace(self, name=f"{self.name}, {experts} of {whole} experts", settings={**self.settings, **fewer})
 
     def table_parameters(self) -> int:
         """Return the parameters of embedding and head of the whole model."""

@@ -41,8 +41,8 @@ class Row:
 
     @property
     def whole_seconds(self) -> float:
-        """Time of the run, of the processor where it computes."""
-        return float(self.result["processor_seconds"] if self.result["device"].count("thread") else 0.0)
+        """Time of the run in which operations were counted; 0 on an accelerator, where these are of another run."""
+        return float(self.result["seconds"] if self.result["device"].count("thread") else 0.0)
 
     @property
     def block_seconds(self) -> float:

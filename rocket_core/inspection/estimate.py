@@ -9,6 +9,7 @@ from typing import Any, assert_never
 from rocket_core import budget
 from rocket_core.config import CompressionConfig
 from rocket_core.coverage import Coverage
+from rocket_core.inspection.batch_size import tokens_per_batch
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
 from rocket_core.inspection.duration import Operations, total_operations
 from rocket_core.inspection.evaluation_footprint import evaluation_footprint
@@ -87,6 +88,7 @@ def estimate_run(settings: Mapping[str, Any], weights: WeightSummary, config: Co
         config=config,
         windows=config.calibration.samples,
         sequence_length=sample_positions(settings, input_kind(settings), window),
+        batch_tokens=tokens_per_batch(config.device),
         **_sample_sizes(settings, window, vision=config.includes_vision),
     )
     footprint = _with_measurements(estimate_footprint(model, work), model, config, settings)

@@ -13,6 +13,7 @@ from rocket_core import budget
 from rocket_core.budget import Shape
 from rocket_core.config import CompressionConfig, InputKind
 from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
+from rocket_core.inspection.batch_size import TOKENS_PER_BATCH
 from rocket_core.inspection.block_lists import block_of, compressed_lists, list_of
 from rocket_core.inspection.expert_stacks import expert_layers
 from rocket_core.inspection.layer_footprint import gram_bytes, solver_bytes
@@ -23,11 +24,6 @@ from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dt
 from rocket_core.inspection.table_footprint import table_disk_bytes, table_memory_bytes
 from rocket_core.inspection.tower_footprint import TowerShape, tower_of_headers
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
-
-# Enough tokens in one batch to keep matrix products busy; more would only take memory.
-TOKENS_PER_BATCH = 8192
-# Elementwise operations are faster while their operands fit into a processor's cache.
-TOKENS_PER_BATCH_ON_CPU = 2048
 
 _FLOAT64 = 8
 _FLOAT32 = 4
@@ -119,6 +115,7 @@ class Workload:
         sequence_length: positions per sample, summed over all lists of blocks; for text, its tokens.
         input_bytes: bytes of one sample as the model reads it.
         patches: patches of the images of one sample, where a tower is compressed.
+        batch_tokens: most positions that are computed at once.
     """
 
     config: CompressionConfig
@@ -126,6 +123,7 @@ class Workload:
     sequence_length: int
     input_bytes: int = 0
     patches: int = 0
+    batch_tokens: int = TOKENS_PER_BATCH
 
     @property
     def tokens(self) -> int:
@@ -185,7 +183,7 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     how = {"input_grams": work.input_grams}
     grams = max(sum(gram_bytes(shape, **how) for shape in block) for block in model.layers)
     solver = max(solver_bytes(shape, itemsize=work.itemsize, **how) for shape in shapes)
-    batch = min(work.tokens, max(TOKENS_PER_BATCH, work.sequence_length))
+    batch = min(work.tokens, max(work.batch_tokens, work.sequence_length))
     activations = batch * max(max(shape) for shape in shapes) * (3 * model.compute_itemsize + 2 * work.itemsize)
     working = grams + max(solver, block + activations) + hidden
     if work.config.sequential:

@@ -12,7 +12,7 @@ from rocket_core.calibration.expert_grams import ExpertInputs, find_experts
 from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups, sum_inputs
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.experts import visiting
-from rocket_core.inspection.footprint import TOKENS_PER_BATCH, TOKENS_PER_BATCH_ON_CPU
+from rocket_core.inspection.batch_size import tokens_per_batch
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.models.block_calls import Activations, record_block_inputs, run_after
 from rocket_core.models.block_lists import BlockList
@@ -195,7 +195,7 @@ def split_inputs(
         least_batches: number of batches to make, if there are as many samples.
     """
     if positions_per_batch is None:
-        positions_per_batch = TOKENS_PER_BATCH_ON_CPU if run.device.type == "cpu" else TOKENS_PER_BATCH
+        positions_per_batch = tokens_per_batch(run.device.type)
     size = max(1, min(positions_per_batch // run.positions, len(inputs) // least_batches))
     return inputs.batches(size, run.device, run.compute_dtype)
 

@@ -11,6 +11,7 @@ from rocket_core.calibration.sensitivity import natural_loss
 from rocket_core.config import Stage
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError, InvalidConfigError
 from rocket_core.evaluation.models import predicts_tokens
+from rocket_core.inspection.batch_size import tokens_per_batch
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
 from rocket_core.inspection.duration import NOMINAL_SPEED, count_operations
 from rocket_core.inspection.evaluation_footprint import evaluation_footprint
@@ -63,6 +64,7 @@ def _workload(run: Run, windows: int, inputs: CalibrationInputs | None = None) -
         sizes = {"input_bytes": math.ceil(inputs.stored_bytes / windows), "patches": patches}
     elif run.config.includes_vision:
         sizes = tower_workload(config, run.sequence_length)
+    sizes["batch_tokens"] = tokens_per_batch(run.device.type)
     return Workload(config=run.config, windows=windows, sequence_length=run.positions, **sizes)
 
 

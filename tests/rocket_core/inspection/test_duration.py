@@ -51,6 +51,15 @@ def test_the_memory_of_a_measured_block_is_within_15_percent():
     assert estimate_footprint(shape(LLAMA_1B), work()).memory_bytes == pytest.approx(2.859e9, rel=0.15)
 
 
+def test_a_measured_block_of_8b_is_within_the_stated_factors():
+    """On a core of an AMD EPYC (Zen 5), whose speed was measured as here; see docs/scaling.md."""
+    speed = MachineSpeed(products=104e9, rough_products=415e9, memory=11.4e9)
+    attention = ((4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096))
+    sizes = untied((*attention, (4096, 12288), (4096, 12288), (12288, 4096)), 1, 2048)
+    assert 820 / 1.5 < total_operations(sizes, work()).duration(speed) < 820 * 1.5
+    assert estimate_footprint(sizes, work()).memory_bytes == pytest.approx(5.995e9, rel=0.15)
+
+
 @pytest.mark.parametrize(
     ("hidden", "keys", "inner", "blocks", "vocabulary", "most"),
     [(4096, 1024, 12288, 36, 151936, 12e9), (8192, 1024, 28672, 80, 128256, 40e9)],

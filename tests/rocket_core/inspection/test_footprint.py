@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from rocket_core.checkpoint import find_model
 from rocket_core.config import compression_config
 from rocket_core.errors import UnsupportedArchitectureError
+from rocket_core.inspection.batch_size import tokens_per_batch
 from rocket_core.inspection.expert_stacks import MAX_EXPERTS, expert_layers, find_stacks
 from rocket_core.inspection.footprint import (
     Workload,
@@ -79,6 +80,7 @@ def test_headers_describe_the_built_model(saved, family, ignore):
             windows=windows,
             sequence_length=sample_positions(config, kind, run.sequence_length),
             input_bytes=input_bytes(config, kind),
+            batch_tokens=tokens_per_batch("cpu"),
         )
         told, wanted = estimate_footprint(model, work), estimate_resources(run, windows)
         # Tied embeddings are stored once; nothing else differs but the headers of the files.

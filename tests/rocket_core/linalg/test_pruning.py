@@ -216,3 +216,19 @@ def test_a_split_path_stays_near_separate_pruning(spread):
         assert step.nnz == count
         assert step.error == pytest.approx(reference.output_error(inputs, weight, step.weight), rel=1e-9)
         assert step.error < 2.0 * prune(weight, unit, count).error
+
+
+@pytest.mark.parametrize(("spread", "low", "high"), [(2.0, 0.03, 0.15), (4.0, 0.01, 0.03)])
+def test_wide_layers_take_no_conjugate_gradients(spread, low, high):
+    """Such steps take hours for ten thousand inputs; more iterations of splitting reach the least squares as well."""
+    weight, inputs = random_layer(512, 6, tokens=1024, spread=spread)
+    gram = inputs.T @ inputs
+    gram.diagonal().mul_(1.001)
+    unit = UnitGram.of(gram)
+    assert low < unit.mean_eigenvalue() < high
+    factor = torch.linalg.cholesky(gram, upper=True)
+    for part in (0.7, 0.5, 0.2):
+        pruned = prune(weight, unit, round(part * weight.numel()))
+        assert unit._inverse is None
+        best = least_error(factor, weight, pruned.support)
+        assert best * (1 - 1e-9) <= pruned.error <= 1.01 * best

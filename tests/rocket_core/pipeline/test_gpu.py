@@ -8,7 +8,10 @@ import rocket_core.hf  # noqa: F401  registers the format
 from rocket_core.pipeline import compress
 from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU that torch sees"),
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
