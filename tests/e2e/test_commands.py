@@ -54,7 +54,8 @@ def test_evaluate_measures_dense_and_compressed_models(compressed, tmp_path):
 
 def test_the_printed_snippet_loads_the_model_and_only_it(compressed):
     out, result = compressed
-    snippet = "\n".join(line.strip() for line in result.stdout.split("To load it:")[1].splitlines())
+    printed = result.stdout.split("To load it and generate text:")[1].split("To make a copy")[0]
+    snippet = "\n".join(line.strip() for line in printed.splitlines())
     without = f"""
 from transformers import AutoModelForCausalLM
 try:

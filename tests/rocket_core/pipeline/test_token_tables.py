@@ -26,7 +26,7 @@ TABLES = {
     "falcon": ("transformer.word_embeddings",),
     "bert": ("embeddings.word_embeddings",),
     "gemma": ("model.embed_tokens",),
-    "roberta": (),
+    "roberta": ("roberta.embeddings.word_embeddings",),
     "t5": (),
     "vit": (),
 }
