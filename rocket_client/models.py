@@ -87,7 +87,7 @@ class JobResult(Resource):
     quality: str | None = None
     """quality as people read it, such as the perplexity before and after; null for jobs of earlier versions."""
     quality_is_measured: bool = False
-    """whether the quality was measured; otherwise it is predicted."""
+    """whether the quality was measured, by the job or by a later evaluation; otherwise it is predicted."""
 
 
 class PushTarget(Resource):

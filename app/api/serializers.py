@@ -1,5 +1,6 @@
 """Conversion of database rows to the views that clients see."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from app.api.resources import (
@@ -24,6 +25,8 @@ from app.api.resources import (
     UploadedPieceView,
     WebhookView,
 )
+from app.services import evaluations
+from app.services.context import Context
 from app.services.models import UploadState
 from app.services.outputs import Layer
 from app.services.profiles import Predicted
@@ -159,8 +162,19 @@ def delivery_view(delivery: WebhookDelivery) -> DeliveryView:
     )
 
 
+def current_view(context: Context, job: Job) -> JobView:
+    """Return the view of a job; see `current_views`."""
+    return current_views(context, [job])[0]
+
+
+def current_views(context: Context, found: Sequence[Job]) -> list[JobView]:
+    """Return the views of a tenant's jobs, with a quality that was measured later in place of a predicted one."""
+    results = evaluations.read_results(context, found)
+    return [job_view(job).model_copy(update={"result": results.get(job.id)}) for job in found]
+
+
 def job_view(job: Job) -> JobView:
-    """Return a job's view."""
+    """Return a job's view, with the result that it ended with."""
     request = JobRequest.model_validate(job.request)
     path = job_path(job)
     parts = ("events", "layers", "report", "artifacts", "evaluations", "exports", "pushes", "healings")

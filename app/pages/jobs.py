@@ -13,7 +13,7 @@ from app.api.dependencies import ActorDep, AdmissionDep, ContextDep, JobId, Owne
 from app.api.ids import AfterJob
 from app.api.paths import HOME, PAGES
 from app.api.resources import JobView
-from app.api.serializers import evaluation_view, job_view
+from app.api.serializers import current_view, current_views, evaluation_view, job_view
 from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, read_evaluation
 from app.pages.frontier_figure import frontier_of
 from app.pages.pushes import push_section
@@ -31,9 +31,7 @@ from rocket_core.config import DEFAULT_HEALING_TOKENS
 from rocket_core.report.cost_table import cost_comparison
 from rocket_core.report.figures import Figure
 from rocket_core.report.formatting import count_text
-from rocket_core.report.headlines import measured_quality
 from rocket_core.report.loss_curve import loss_curve
-from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.report_figures import report_figures
 from rocket_core.report.running_map import running_map
 from rocket_core.report.schema import CompressionReport
@@ -88,7 +86,7 @@ def show_rows(
 def show_job(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep) -> Response:
     """Show one job: its progress and its results."""
     owner = actor.tenant
-    job = job_view(jobs.get_job(context, owner, job_id))
+    job = current_view(context, jobs.get_job(context, owner, job_id))
     report = find_report(context, owner, job_id)
     files = outputs.list_artifacts(context, owner, job_id)
     frontier = _frontier(context, owner, job.profile_id, report)
@@ -340,7 +338,7 @@ def _list(
     return render(
         request,
         template,
-        jobs=_rows(context, [job_view(job) for job in page]),
+        jobs=current_views(context, page),
         has_more=has_more,
         after=after,
         status=status,
@@ -349,20 +347,6 @@ def _list(
         models=catalog.list_models(context.settings) if not page else [],
         sample=_SAMPLE if _SAMPLE in catalog.list_models(context.settings) else None,
     )
-
-
-def _rows(context: Context, views: list[JobView]) -> list[JobView]:
-    """Return jobs with the quality that was measured later in place of a predicted one."""
-    predicted = [job.id for job in views if job.result is not None and job.result.quality_is_measured is False]
-    later = evaluations.newest_evaluations(context, predicted) if predicted else {}
-    return [_with_result(job, later.get(job.id)) for job in views]
-
-
-def _with_result(job: JobView, later: EvaluationReport | None) -> JobView:
-    if job.result is None or later is None:
-        return job
-    told = {"quality": measured_quality(later).value, "quality_is_measured": True}
-    return job.model_copy(update={"result": job.result.model_copy(update=told)})
 
 
 def _with_quality(context: Context, job_id: str, report: CompressionReport | None) -> CompressionReport | None:

@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from app.services.artifact_settings import find_settings, read_settings
 from app.services.context import Context
+from app.shared.models import Job
+from app.shared.outcomes import JobResult
 from app.shared.repositories import evaluations, jobs, sources
 from app.shared.repositories.evaluations import Evaluation
 from app.shared.requests import EvaluationRequest, JobRequest
 from rocket_core.inspection.prompts import check_prompts
+from rocket_core.report.headlines import measured_quality
 from rocket_core.report.quality import EvaluationReport
 
 _MOST = 100
@@ -57,6 +60,23 @@ def list_evaluations(context: Context, owner: str, job_id: str) -> Sequence[Eval
     """
     with context.database.snapshot() as session:
         return evaluations.list_evaluations(session, jobs.get_job(session, job_id, owner), limit=_MOST)
+
+
+def read_results(context: Context, found: Sequence[Job]) -> Mapping[str, JobResult]:
+    """Return the results of those of a tenant's jobs that have one, by job.
+
+    A quality that was only predicted is replaced by the one that the newest later evaluation has measured.
+    """
+    results = {job.id: JobResult.model_validate(job.result) for job in found if job.result is not None}
+    predicted = [job_id for job_id, result in results.items() if not result.quality_is_measured]
+    later = newest_evaluations(context, predicted) if predicted else {}
+    measured = {
+        job_id: results[job_id].model_copy(
+            update={"quality": measured_quality(report).value, "quality_is_measured": True}
+        )
+        for job_id, report in later.items()
+    }
+    return results | measured
 
 
 def newest_evaluations(context: Context, job_ids: Sequence[str]) -> Mapping[str, EvaluationReport]:

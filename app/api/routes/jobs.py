@@ -24,7 +24,7 @@ from app.api.negotiation import is_known
 from app.api.prefer_wait import WaitDep, wait_for_end
 from app.api.problems import problems
 from app.api.resources import JobList, JobView, LayerList
-from app.api.serializers import job_view, layer_view
+from app.api.serializers import current_view, current_views, job_view, layer_view
 from app.services import jobs, outputs
 from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
@@ -82,7 +82,7 @@ def list_jobs(
     choice = JobFilter(status=status, metadata=labels)
     page, has_more = jobs.list_jobs(context, owner, choice, after=after, limit=limit)
     return JobList(
-        data=[job_view(job) for job in page],
+        data=current_views(context, page),
         has_more=has_more,
         first_id=page[0].id if page else None,
         last_id=page[-1].id if page else None,
@@ -100,7 +100,7 @@ async def get_job(
     """Return a job; `Retry-After` says when to poll again."""
     job = await run_in_threadpool(jobs.get_job, context, owner, job_id)
     job = await wait_for_end(request, response, context, job, wait)
-    view = job_view(job)
+    view = await run_in_threadpool(current_view, context, job)
     hint(response, job)
     response.headers["ETag"] = f'"{hashlib.sha256(view.model_dump_json().encode()).hexdigest()[:32]}"'
     response.headers["Cache-Control"] = "private, no-cache"

@@ -120,3 +120,33 @@ def test_only_a_compression_with_a_result_can_be_evaluated(client, worker, submi
         answer = client.post(f"/jobs/{job_id}/evaluations", json={})
         assert (answer.status_code, answer.json()["code"]) == (409, "job_state_conflict")
         assert "only the result of a succeeded job" in answer.json()["detail"]
+
+
+def test_a_quality_measured_later_replaces_the_prediction(client, worker, done):
+    def shown():
+        listed = client.get("/jobs").json()["data"][-1]
+        found = client.get(done)
+        assert listed == found.json()
+        return found.json()["result"]["quality"], found.json()["result"]["quality_is_measured"], found.headers["ETag"]
+
+    assert shown()[:2] == ("10 → 10.2", False)
+    before = client.get(done).json()["result"]
+    tags = {shown()[2]}
+    for perplexity in (7.4, 6.8):
+        after = ModelQuality(negative_log_likelihood=2.0, perplexity=perplexity)
+        lease = worker.claim(client.post(f"{done}/evaluations", json={}).json()["id"])
+        worker.do(evaluations.save_evaluation, lease, REPORT.model_copy(update={"after": after}))
+        worker.do(outputs.succeed_without_files, lease)
+        assert shown()[:2] == (f"2.7 → {perplexity}", True)
+        tags.add(shown()[2])
+    assert len(tags) == 3
+    assert client.get(done).json()["result"] == before | {"quality": "2.7 → 6.8", "quality_is_measured": True}
+
+
+def test_a_measured_quality_is_kept(client, worker, submitted, result):
+    worker.result = result.model_copy(update={"quality": "10 → 10.3", "quality_is_measured": True})
+    worker.succeed(submitted, {"factored/model.safetensors": b"1"})
+    lease = worker.claim(client.post(f"/jobs/{submitted}/evaluations", json={}).json()["id"])
+    worker.do(evaluations.save_evaluation, lease, REPORT)
+    worker.do(outputs.succeed_without_files, lease)
+    assert client.get(f"/jobs/{submitted}").json()["result"]["quality"] == "10 → 10.3"
