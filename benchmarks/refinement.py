@@ -9,6 +9,7 @@ Its parts, of which `--only` takes some, and `--rows` and `--sizes` some of the 
 - `stories`: stories260K with the TinyStories texts. `best`, `max`, and `best` with healing after it; at 0.3 and 0.5 of
   the parameters removed, with factored kinds alone, and at 0.2 and 0.15 of the bytes of 16 bits per weight.
 - `tiny-llama`: examples/tiny-llama. `paper`, `best` and `max` at 0.2 to 0.5 of the parameters removed.
+- `tiny-llama-kl`: the same model by KL divergence, with the rows and sizes of `stories`.
 - `encoder`: a sentence encoder. `best` and `max` at 0.5 of the parameters removed, and at 0.28 of the bytes.
 - `rivals`: AutoRound on examples/tiny-llama, and `max` at its bytes.
 
@@ -101,16 +102,18 @@ def _bytes(part: float, most: Mapping[str, float]) -> Size:
     return Size(name=f"{part:g} of the bytes", settings=settings, most=most)
 
 
+_HEALABLE_SIZES = (
+    _removed(0.3, {}, kinds=FACTORED),
+    _removed(0.5, {"max": 0.6, HEALED: 0.4}, kinds=FACTORED),
+    _bytes(0.2, {"max": 0.75}),
+    _bytes(0.15, {"max": 0.75}),
+)
+
 STUDIES: Mapping[str, Study] = {
     "stories": Study(
         title="stories260K",
         rows=("best", "max", HEALED),
-        sizes=(
-            _removed(0.3, {}, kinds=FACTORED),
-            _removed(0.5, {"max": 0.6, HEALED: 0.4}, kinds=FACTORED),
-            _bytes(0.2, {"max": 0.75}),
-            _bytes(0.15, {"max": 0.75}),
-        ),
+        sizes=_HEALABLE_SIZES,
         measure="kl",
         against="best",
     ),
@@ -121,6 +124,14 @@ STUDIES: Mapping[str, Study] = {
         measure="excess",
         against="paper",
         # As many as `rocket compress` takes unless told otherwise; with half of them, most of the loss is theirs.
+        samples=256,
+    ),
+    "tiny-llama-kl": Study(
+        title="examples/tiny-llama, by KL divergence",
+        rows=("best", "max", HEALED),
+        sizes=_HEALABLE_SIZES,
+        measure="kl",
+        against="best",
         samples=256,
     ),
     "encoder": Study(
@@ -275,6 +286,7 @@ def main() -> None:
     texts = {
         "stories": (given.stories, given.calibrate, given.measure),
         "tiny-llama": bundled,
+        "tiny-llama-kl": bundled,
         "encoder": (given.encoder, given.encoder_calibrate, given.encoder_measure),
         RIVALS_PART: bundled if given.environments is not None else (None, None, None),
     }
