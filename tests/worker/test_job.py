@@ -104,7 +104,13 @@ def test_a_successful_job_publishes_only_its_results(quick, attempt, published, 
     assert (job.status, job.progress, job.attempt) == ("succeeded", 1.0, 1)
     assert 0.2 < job.result["achieved_ratio"] < 0.5
     files = published(quick)
-    expected = {"report.json", "report.html", "factored/model.safetensors", "factored/config.json", "factored/README.md"}
+    expected = {
+        "report.json",
+        "report.html",
+        "factored/model.safetensors",
+        "factored/config.json",
+        "factored/README.md",
+    }
     assert expected <= set(files)
     assert len(stored()) == len(files)
     assert list(work.iterdir()) == []
