@@ -14,6 +14,9 @@ RATIO_STEPS = 10_000
 _BIT_STEPS = 100
 # Steps of a ratio computed from a size: precise to a byte of a petabyte.
 _RATIO_PRECISION = 10**15
+_UNITS = (("PB", 10**15), ("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1))
+# Sizes in messages have four digits.
+_MOST_DIGITS = 9999
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,19 +44,17 @@ class Reach:
     @property
     def ratio(self) -> float:
         """Largest ratio that is certain to be reachable, rounded down to 4 decimals; [0, 1)."""
-        removable = self.dense - self.certain
-        return max(0, min(removable * RATIO_STEPS // self.dense, RATIO_STEPS - 1)) / RATIO_STEPS
+        return self._ratio_of(self.certain)
 
     @property
     def model_bytes(self) -> int:
         """Bytes of the smallest artifact that is certain to be reachable, without the masks of unprofiled layers."""
-        return self.other_bytes + self.certain * self.unit_bytes
+        return self._bytes_of(self.certain)
 
     @property
     def bits(self) -> float:
         """Fewest bits per weight that are certain to be reachable, rounded up; without masks, as `model_bytes`."""
-        steps = 8 * self.certain * self.unit_bytes * _BIT_STEPS
-        return -(-steps // self.parameters) / _BIT_STEPS
+        return self._bits_of(self.certain)
 
     def allows(self, target: Target) -> bool:
         """Return whether the smallest choice meets a target."""
@@ -94,25 +95,70 @@ class Reach:
     def _allows(self, ratio: float) -> bool:
         return ratio < 1 and self.smallest <= parameter_budget(self.dense, ratio)
 
+    def _ratio_of(self, kept: int) -> float:
+        return max(0, min((self.dense - kept) * RATIO_STEPS // self.dense, RATIO_STEPS - 1)) / RATIO_STEPS
+
+    def _bytes_of(self, kept: int) -> int:
+        return self.other_bytes + kept * self.unit_bytes
+
+    def _bits_of(self, kept: int) -> float:
+        steps = 8 * kept * self.unit_bytes * _BIT_STEPS
+        return -(-steps // self.parameters) / _BIT_STEPS
+
     def _refusal(self, target: Target) -> str:
+        # Something has to remain.
+        fewest = max(1, self.smallest)
         match target:
             case ByRatio(ratio=ratio):
+                most = f"{self._ratio_of(fewest)}"
                 return (
-                    f"compression ratio {ratio} is out of reach: the selected layers can lose at most {self.ratio} of "
-                    f"their {self.unit}; ask for {self.ratio} or less, or ignore fewer layers"
+                    f"compression ratio {ratio} is out of reach: the selected layers can lose at most {most} of their "
+                    f"{self.unit}; {_advice(f'{self.ratio}', most, 'less')}, or ignore fewer layers"
                 )
             case ByBytes(target_bytes=size):
+                certain, least = (_size_up(self._bytes_of(kept)) for kept in (self.certain, fewest))
                 return (
-                    f"{size} bytes are out of reach: what is not compressed takes {self.other_bytes}, and with the "
-                    f"layers about {self.model_bytes} is the smallest size that is certain to be reachable; ask for "
-                    "that or more, or ignore fewer layers"
+                    f"{_size(size)} is out of reach: what is not compressed takes {_size_up(self.other_bytes)}, "
+                    f"and with the layers at least {least}; {_advice(certain, least, 'more')}, or "
+                    "ignore fewer layers"
                 )
             case ByBits():
+                certain, least = (f"{self._bits_of(kept):g}" for kept in (self.certain, fewest))
                 return (
-                    f"{target.text} are out of reach: about {self.bits:g} are the fewest that the selected layers are "
-                    "certain to reach; ask for that or more"
+                    f"{target.text} are out of reach: the selected layers take at least {least}; "
+                    f"{_advice(certain, least, 'more')}"
                 )
             case ByFormat():
                 raise AssertionError("a format has the size that it has")
             case _:
                 assert_never(target)
+
+
+def _size(size: int) -> str:
+    """Return a size in the form that options and forms take, to the byte: 1.980288MB."""
+    unit, factor = _unit_of(size)
+    return f"{size / factor:.15g}{unit}"
+
+
+def _size_up(size: int) -> str:
+    """Return a size in the form that options and forms take, rounded up to four digits: 1.981MB."""
+    _, factor = _unit_of(size)
+    step = max(1, factor // 1000)
+    while size // step > _MOST_DIGITS:
+        step *= 10
+    rounded = -(-size // step) * step
+    # Options and forms compute with floats, and round down.
+    if int(rounded / factor * factor) < size:
+        rounded += step
+    return _size(rounded)
+
+
+def _unit_of(size: int) -> tuple[str, int]:
+    return next((unit, factor) for unit, factor in _UNITS if size >= factor or factor == 1)
+
+
+def _advice(certain: str, nearest: str, direction: str) -> str:
+    """Return what to ask for, given the nearest target that is certain to be reachable and the nearest conceivable."""
+    if certain == nearest:
+        return f"ask for that or {direction}"
+    return f"ask for {certain} or {direction}, which is certain to be reachable (profiling decides what is between)"

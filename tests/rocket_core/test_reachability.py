@@ -5,6 +5,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ByteSize, TypeAdapter
 
 from rocket_core.budget import parameter_budget
 from rocket_core.errors import InfeasibleBudgetError
@@ -20,7 +21,9 @@ HUNDREDTHS = st.integers(1, 1600)
 
 def test_the_ratio_that_is_certain_is_named():
     assert PARAMETERS.check(ByRatio(ratio=0.7)) == 0.7
-    with pytest.raises(InfeasibleBudgetError, match=r"ratio 0\.701 .* at most 0\.65 of their parameters") as caught:
+    with pytest.raises(
+        InfeasibleBudgetError, match=r"ratio 0\.701 .* at most 0\.7 of .* ask for 0\.65 or less, which"
+    ) as caught:
         PARAMETERS.check(ByRatio(ratio=0.701))
     assert caught.value.nearest_ratio == 0.65
 
@@ -28,7 +31,8 @@ def test_the_ratio_that_is_certain_is_named():
 def test_the_size_that_is_certain_is_named():
     assert PARAMETERS.check(ByBytes(target_bytes=1700)) == 0.7
     with pytest.raises(
-        InfeasibleBudgetError, match=r"1699 bytes .* takes 500, .* about 1900 is the smallest"
+        InfeasibleBudgetError,
+        match=r"^1\.699kB .* takes 500B, .* at least 1\.7kB; ask for 1\.9kB or more, which",
     ) as caught:
         PARAMETERS.check(ByBytes(target_bytes=1699))
     assert caught.value.nearest_ratio == 0.65
@@ -57,7 +61,10 @@ def test_the_budget_of_a_size_is_what_fits_to_the_byte(dense, room, other_bytes)
 def test_the_bits_that_are_certain_are_named():
     # 300 of 1000 numbers of 32 bits.
     assert PARAMETERS.check(ByBits(bits=9.6)) == 0.7
-    with pytest.raises(InfeasibleBudgetError, match=r"^9\.59 bits per weight .* about 11\.2 are the fewest") as caught:
+    with pytest.raises(
+        InfeasibleBudgetError,
+        match=r"^9\.59 bits per weight .* at least 9\.6; ask for 11\.2 or more, which",
+    ) as caught:
         PARAMETERS.check(ByBits(bits=9.59))
     assert caught.value.nearest_ratio == 0.65
 
@@ -97,4 +104,31 @@ def test_what_a_refusal_names_is_reachable(dense, smallest, certain, other_bytes
     if not reach.allows(ByBytes(target_bytes=1)):
         with pytest.raises(InfeasibleBudgetError) as caught:
             reach.check(ByBytes(target_bytes=1))
-        assert re.search(rf"about {reach.model_bytes} is", str(caught.value))
+        named = re.findall(r"(?:at least|ask for) ([\d.]+[kMGTP]?B)\b", str(caught.value))
+        assert named
+        for size in map(TypeAdapter(ByteSize).validate_python, named):
+            assert reach.allows(ByBytes(target_bytes=size))
+
+
+@given(st.integers(0, 10**14))
+def test_sizes_of_messages_can_be_typed(size):
+    reach = Reach(unit="bytes", dense=10**15, smallest=size + 1, certain=size + 1, parameters=1)
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        reach.check(ByBytes(target_bytes=size))
+    asked, smallest = re.search(r"^(\S+) is out .* at least (\S+); ask for that", str(caught.value)).groups()
+    read = TypeAdapter(ByteSize).validate_python
+    # Options round fractions of a byte down.
+    assert size - 1 <= read(asked) <= size
+    # Nearly the size, and reachable.
+    assert size + 1 <= read(smallest) <= 1.001 * (size + 1) + 1
+    reach.check(ByBytes(target_bytes=read(smallest)))
+
+
+def test_what_is_between_the_two_named_sizes_is_accepted():
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        PARAMETERS.check(ByBytes(target_bytes=1))
+    read = TypeAdapter(ByteSize).validate_python
+    named = [read(size) for size in re.findall(r"1\.\dkB", str(caught.value))]
+    assert named == [PARAMETERS.other_bytes + 300 * 4, PARAMETERS.model_bytes]
+    assert all(PARAMETERS.allows(ByBytes(target_bytes=size)) for size in named)
+    assert not PARAMETERS.allows(ByBytes(target_bytes=named[0] - 1))

@@ -173,7 +173,7 @@ def test_a_profile_for_sizes_is_found_by_sizes_alone(page, client, worker):
         ({"ratio": "2"}, 422, "less than 1"),
         ({"ratio": ""}, 422, "specify one of ratio, target_bytes and bits"),
         ({"target": "size", "size": "much"}, 422, "write a size such as"),
-        ({"target": "size", "size": "1kB"}, 422, "1000 bytes are out of reach"),
+        ({"target": "size", "size": "1kB"}, 422, "1kB is out of reach"),
         ({"target": "bits", "bits": "17"}, 422, "less than or equal to 16"),
         ({"target": "bits", "bits": "0"}, 422, "greater than 0"),
         ({"target": "bits", "bits": "0.5"}, 422, "0.5 bits per weight are out of reach"),

@@ -86,7 +86,9 @@ def test_bits_reuse_the_profile_of_any_target_in_bytes(run, tmp_path, model_fold
 
 def test_unreachable_bits_are_refused_before_calibration(run, model_folder, monkeypatch):
     monkeypatch.setattr(BlockWalk, "statistics", lambda *_args, **_options: pytest.fail("calibrated"))
-    with pytest.raises(InfeasibleBudgetError, match=r"0\.5 bits per weight are out of reach: about [2-4]") as caught:
+    with pytest.raises(
+        InfeasibleBudgetError, match=r"0\.5 bits per weight are out of reach: .* at least [1-4]"
+    ) as caught:
         run(0.5)
     assert 0 < caught.value.nearest_ratio < 1
     with pytest.raises(InfeasibleBudgetError, match=r"0\.5 bits per weight are out of reach"):

@@ -107,14 +107,14 @@ def test_a_size_reuses_the_profile_of_a_ratio_of_bytes(run, tmp_path, model_fold
 
 def test_an_unreachable_size_is_refused_before_calibration(run, model_folder, monkeypatch):
     monkeypatch.setattr(BlockWalk, "statistics", lambda *_args, **_options: pytest.fail("calibrated"))
-    with pytest.raises(InfeasibleBudgetError, match="1000 bytes are out of reach") as caught:
+    with pytest.raises(InfeasibleBudgetError, match="1kB is out of reach") as caught:
         run(1000)
     assert 0 < caught.value.nearest_ratio < 1
 
 
 def test_an_unreachable_size_is_refused_before_reading_data(run, tmp_path):
     (tmp_path / "short.txt").write_text("too short")
-    with pytest.raises(InfeasibleBudgetError, match="1000 bytes are out of reach"):
+    with pytest.raises(InfeasibleBudgetError, match="1kB is out of reach"):
         run(1000, calibration={"dataset": str(tmp_path / "short.txt"), "samples": 64, "sequence_length": 64})
 
 
