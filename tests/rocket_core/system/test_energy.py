@@ -35,8 +35,9 @@ def compute(seconds):
 def test_a_busy_processor_is_charged_its_share(monkeypatch):
     monkeypatch.setenv("CODECARBON_FORCE_CPU_POWER", str(WATTS))
     with EnergyMeter() as meter:
-        # codecarbon notes the time of a sample before it reads processor times, and a busy interpreter delays that by up
-        # to 0.4 s. So the first sample after an idle one counts as much too much; compressions release the interpreter.
+        # codecarbon notes the time of a sample before it reads processor times, and a busy interpreter delays that by
+        # up to 0.4 s. So the first sample after an idle one counts as much too much; compressions release the
+        # interpreter.
         meter.reading()
         compute(1)
         before, began = meter.reading(), time.process_time()
