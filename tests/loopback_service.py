@@ -42,7 +42,12 @@ FACTORED = Candidate(
     kind="factored", rank=2, nnz=10, kept_parameters=26, stored_bytes=120, reconstruction_error=0.1, weight_error=0.2
 )
 RESULT = JobResult(
-    achieved_ratio=0.3, kept_parameters=7_000_000, compressible_parameters=10_000_000, stored_bytes=7, dense_bytes=10
+    achieved_ratio=0.3,
+    kept_parameters=7_000_000,
+    compressible_parameters=10_000_000,
+    stored_bytes=7,
+    dense_bytes=10,
+    quality="10 → 10.2",
 )
 
 

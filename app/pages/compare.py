@@ -10,7 +10,7 @@ from app.api.ids import is_job_id
 from app.api.paths import PAGES
 from app.api.resources import JobView
 from app.api.serializers import job_view
-from app.pages.jobs import figure_data, find_report
+from app.pages.jobs import figure_data, find_report, with_quality
 from app.pages.models import quality_figure, quality_links
 from app.pages.rendering import render
 from app.services import jobs, uploads
@@ -20,6 +20,7 @@ from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
 from rocket_core.report.figures import Figure
 from rocket_core.report.formatting import bytes_text
+from rocket_core.report.headlines import export_rows
 from rocket_core.report.quality import quality_rows
 from rocket_core.report.report_figures import allocation_difference
 from rocket_core.report.schema import CompressionReport
@@ -48,6 +49,7 @@ def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, job_
         datasets=uploads.list_datasets(context, owner),
         compared=compared,
         quality=_quality([report for _, report in compared]),
+        speed=_speed([report for _, report in compared]),
         figure=_figure(compared) if len(compared) > 1 else None,
         measured=[_measured(context, owner, model_id, compared) for model_id in models],
         links={kind: f"{_COMPARE}/figures/%s.{kind.lower()}?{query}" for kind in ("JSON", "CSV")},
@@ -64,15 +66,14 @@ def show_figure_data(name: str, context: ContextDep, owner: OwnerDep, job_ids: _
 
 
 def _reports_of(context: Context, owner: str, job_ids: list[str]) -> list[tuple[JobView, CompressionReport]]:
-    reports = []
+    found: list[tuple[JobView, CompressionReport | None]] = []
     for job_id in dict.fromkeys(job_ids):
         if not is_job_id(job_id):
             raise JobNotFoundError("no job has this id; see the list of jobs")
         job = job_view(jobs.get_job(context, owner, job_id))
-        report = find_report(context, owner, job_id)
-        if report is not None:
-            reports.append((job, report))
-    return reports
+        found.append((job, find_report(context, owner, job_id)))
+    reports = with_quality(context, [(job.id, report) for job, report in found])
+    return [(job, report) for (job, _), report in zip(found, reports, strict=True) if report is not None]
 
 
 def _measured(
@@ -93,8 +94,19 @@ def _figure(compared: list[tuple[JobView, CompressionReport]]) -> Figure:
 
 def _quality(reports: list[CompressionReport]) -> dict[str, list[str]]:
     """Return what was measured, with a value for each report; empty where it was not measured."""
-    tables = [
-        {} if report.evaluation is None else {name: after for name, _, after in quality_rows(report.evaluation)}
-        for report in reports
-    ]
-    return {name: [table.get(name, "") for table in tables] for name in dict.fromkeys(n for t in tables for n in t)}
+    rows = [[] if report.evaluation is None else quality_rows(report.evaluation) for report in reports]
+    return _aligned([{name: _change(before, after) for name, before, after in table} for table in rows])
+
+
+def _speed(reports: list[CompressionReport]) -> dict[str, list[str]]:
+    """Return the memory and speed that were measured, with a value for each report; empty where they were not."""
+    return _aligned([{name: _change(before, after) for name, before, after in export_rows(one)} for one in reports])
+
+
+def _change(before: str, after: str) -> str:
+    return f"{before} → {after}" if before else after
+
+
+def _aligned(tables: list[dict[str, str]]) -> dict[str, list[str]]:
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {name: [table.get(name, "") for table in tables] for name in names}

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -98,7 +99,7 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, actor: ActorD
         evaluations=list(map(evaluation_view, evaluations.list_evaluations(context, owner, job_id))),
         datasets=uploads.list_datasets(context, owner),
         report=report,
-        headlined=_with_quality(context, job_id, report),
+        headlined=with_quality(context, [(job_id, report)])[0],
         curve=_curve(context, owner, job, report),
         can_heal=any(file.name.startswith(f"{SOURCE_EXPORT}/") and file.storage_key for file in files),
         default_tokens=count_text(DEFAULT_HEALING_TOKENS),
@@ -349,11 +350,16 @@ def _list(
     )
 
 
-def _with_quality(context: Context, job_id: str, report: CompressionReport | None) -> CompressionReport | None:
-    """Return a report with the newest later evaluation, if it has none itself."""
-    if report is None or report.evaluation is not None:
-        return report
-    return report.model_copy(update={"evaluation": evaluations.newest_evaluations(context, [job_id]).get(job_id)})
+def with_quality(
+    context: Context, reports: Sequence[tuple[str, CompressionReport | None]]
+) -> list[CompressionReport | None]:
+    """Return the reports of jobs, those without an evaluation with the newest later one."""
+    lacking = [job_id for job_id, report in reports if report is not None and report.evaluation is None]
+    later = evaluations.newest_evaluations(context, lacking) if lacking else {}
+    return [
+        report.model_copy(update={"evaluation": later[job_id]}) if report is not None and job_id in later else report
+        for job_id, report in reports
+    ]
 
 
 def _state(context: Context, owner: str, job_id: str) -> dict[str, Any]:

@@ -107,13 +107,21 @@ def retry(
 
 def _table(rows: Sequence[Job], now: datetime) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for column in ("job", "status", "progress", "model", "target", "age"):
-        table.add_column(column, justify="right" if column in {"target", "age"} else "left", no_wrap=True)
+    for column in ("job", "status", "progress", "model", "target", "size", "quality", "age"):
+        table.add_column(column, justify="right" if column in {"target", "size", "age"} else "left", no_wrap=True)
     for job in rows:
         age = age_text((now - job.created_at).total_seconds())
-        cells = (job.id, job.status, _progress(job), job.model_id, _target(job), age)
+        cells = (job.id, job.status, _progress(job), job.model_id, _target(job), *_result(job), age)
         table.add_row(*(Text(cell) for cell in cells))
     return table
+
+
+def _result(job: Job) -> tuple[str, str]:
+    """Return the size of a job's result, and its quality; both empty without a result."""
+    if job.result is None:
+        return "", ""
+    size, quality = bytes_text(job.result.stored_bytes), job.result.quality or ""
+    return size, quality if job.result.quality_is_measured or not quality else f"{quality} predicted"
 
 
 def _target(job: Job) -> str:

@@ -82,8 +82,8 @@ class _PreparedHealing:
 
 
 def heal(
-    artifact: Path,
-    output: Path,
+    artifact: Path | str,
+    output: Path | str,
     config: HealingConfig,
     *,
     model: str | ModelSource | None = None,
@@ -130,6 +130,7 @@ def heal(
     Raises:
         RocketError: see `rocket_core.errors` for the kinds.
     """
+    artifact, output = Path(artifact), Path(output)
     callbacks = Callbacks(
         on_progress=on_progress, on_requirements=on_requirements, on_healing=on_healing, should_cancel=should_cancel
     )

@@ -58,7 +58,7 @@ from rocket_core.target import Target
 
 def compress(
     model: str | ModelSource,
-    output: Path,
+    output: Path | str,
     config: CompressionConfig,
     *,
     revision: str | None = None,
@@ -114,7 +114,7 @@ def compress(
     Raises:
         RocketError: see `rocket_core.errors` for the kinds.
     """
-    target = config.target
+    output, target = Path(output), config.target
     if target is None:
         raise InvalidConfigError("specify a ratio, a target size in bytes (target_bytes) or bits per weight (bits)")
     with shown_progress(on_progress) as show_progress:
@@ -150,7 +150,7 @@ def compress(
 
 def profile_model(
     model: str | ModelSource,
-    output: Path,
+    output: Path | str,
     config: CompressionConfig,
     *,
     profiles: ProfileCache,
@@ -195,6 +195,7 @@ def profile_model(
     Raises:
         RocketError: see `rocket_core.errors` for the kinds.
     """
+    output = Path(output)
     if config.stores_one_format:
         raise InvalidConfigError(f"method {config.method} allocates nothing and needs no profile: compress the model")
     if config.target is not None:

@@ -5,7 +5,7 @@ from rocket_core.report.figures import ERROR_NAMES
 from rocket_core.report.formatting import bytes_text, duration_text, percent_text
 from rocket_core.report.quality import EvaluationReport, quality_rows
 from rocket_core.report.schema import CompressionReport
-from rocket_core.report.speed import ModelSpeed
+from rocket_core.report.speed import ModelSpeed, rate_text
 from rocket_core.schema import FrozenModel
 
 
@@ -70,12 +70,47 @@ def measured_quality(evaluation: EvaluationReport) -> Headline:
     return Headline(name="Quality", value=value, detail=f"{name}, {evaluation.tokens:,} tokens of {evaluation.dataset}")
 
 
-def _speed(report: CompressionReport) -> list[Headline]:
+def export_rows(report: CompressionReport) -> list[tuple[str, str, str]]:
+    """Return memory and speed of the original and of the export that a compression was made for, if measured.
+
+    Returns:
+        Rows of what was measured, value before and value after; a value before is empty if it is unknown.
+    """
+    measured = _measured_export(report)
+    if measured is None:
+        return []
+    original, export = measured
+    held = [
+        ("memory of the loaded weights", original.weights_bytes, export.weights_bytes),
+        ("memory of the process", original.memory_bytes, export.memory_bytes),
+    ]
+    memory = [
+        (name, "" if before is None else bytes_text(before), bytes_text(after))
+        for name, before, after in held
+        if after is not None
+    ]
+    rates = [
+        ("tokens generated per second", original.generation_rate, export.generation_rate, export.generation_ratio),
+        ("tokens of the prompt read per second", original.prompt_rate, export.prompt_rate, export.prompt_ratio),
+    ]
+    return memory + [
+        (name, rate_text(before), f"{rate_text(after)} ({ratio:.2f}x)") for name, before, after, ratio in rates
+    ]
+
+
+def _measured_export(report: CompressionReport) -> tuple[ModelSpeed, ModelSpeed] | None:
+    """Return the speed of the original and of the export that a compression was made for."""
     models = () if report.speed is None else report.speed.models
     made_for = report.settings.reader.exports[0]
     export = next((model for model in models if model.name == made_for), None)
-    if export is None:
+    return None if export is None else (models[0], export)
+
+
+def _speed(report: CompressionReport) -> list[Headline]:
+    measured = _measured_export(report)
+    if measured is None:
         return []
+    original, export = measured
     found = [
         Headline(
             name="Speed",
@@ -83,7 +118,7 @@ def _speed(report: CompressionReport) -> list[Headline]:
             detail=f"as fast as the original: {export.generation_rate:,.3g} tokens per second generated",
         )
     ]
-    memory = _memory(models[0], export)
+    memory = _memory(original, export)
     return found if memory is None else [memory, *found]
 
 

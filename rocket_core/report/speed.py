@@ -133,8 +133,8 @@ def speed_rows(report: SpeedReport) -> list[tuple[str, ...]]:
                 model.name if model.packing == "default" else f"{model.name}, {model.packing}",
                 f"{bytes_text(model.stored_bytes)} ({_ratio(model.stored_bytes / first.stored_bytes)})",
                 memory,
-                f"{_number(model.prompt_rate)} ({_ratio(model.prompt_ratio)})",
-                f"{_number(model.generation_rate)} ({_ratio(model.generation_ratio)})",
+                f"{rate_text(model.prompt_rate)} ({_ratio(model.prompt_ratio)})",
+                f"{rate_text(model.generation_rate)} ({_ratio(model.generation_ratio)})",
                 ", ".join(part for part in (model.runtime, model.dtype, model.device) if part is not None),
             )
         )
@@ -149,7 +149,8 @@ def median_ratio(reference: list[float], other: list[float]) -> float:
     return median(one / two for one, two in zip(reference, other, strict=True))
 
 
-def _number(rate: float) -> str:
+def rate_text(rate: float) -> str:
+    """Return tokens per second with three digits, or in whole tokens from 100 on."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 

@@ -162,3 +162,17 @@ def test_a_job_at_another_ratio_reuses_the_profile(finished_job):
     asked = {"ratio": 0.45}
     predicted = service.client.post(f"/profiles/{jobs[0]['profile_id']}/allocations", json=asked).json()
     assert [layer["chosen"] for layer in predicted["layers"]] == [layer["chosen"] for layer in layers[1]]
+
+
+def test_the_default_length_given_or_not_is_calibrated_once(finished_job):
+    service, _ = finished_job
+    # The model has 256 positions, fewer than the usual length.
+    texts = ({"samples": 4}, {"samples": 4, "sequence_length": 256})
+    stored, profiles = [], []
+    for text in texts:
+        job = service.finished(service.submit(**REQUEST | {"calibration": text}))
+        assert (job["status"], job["calibration"]["samples"]) == ("succeeded", 4)
+        profiles.append(job["profile_id"])
+        stored.append(set((service.data_dir / "profiles").iterdir()))
+    assert profiles[0] == profiles[1]
+    assert stored[0] == stored[1]

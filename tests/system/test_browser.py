@@ -498,3 +498,23 @@ def test_a_result_is_healed_from_its_page(browser, service):
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 900})
             look_at(page, "healed")
+
+
+def test_the_browser_notifies_of_an_end_and_deleting_asks(browser, service):
+    with open_page(browser, service, permissions=["notifications"]) as page:
+        page.add_init_script(
+            "window.Notification = class extends Notification { constructor(title, options) { super(title, options);"
+            " sessionStorage.setItem('notified', `${title}: ${options.body}`); } };"
+        )
+        page.goto("/ui/new?model_id=local/tiny&samples=4&sequence_length=32&ratio=0.4")
+        expect(page.locator("#preview")).to_contain_text("parameters")
+        page.get_by_role("button", name="Compress", exact=True).click()
+        finish(page)
+        assert page.evaluate("sessionStorage.getItem('notified')") == "Rocket: local/tiny is done"
+        job = page.url.rpartition("/")[2]
+        page.get_by_text("Delete this job").click()
+        expect(page.get_by_text("are deleted as well")).to_be_visible()
+        assert service.client.get(f"/jobs/{job}").status_code == 200
+        page.get_by_role("button", name="Yes, delete").click()
+        expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+    assert service.client.get(f"/jobs/{job}").status_code == 404

@@ -379,6 +379,9 @@
     const [least, most] = d3.extent(rows, (row) => row[name]);
     // Wide enough for a tick that has a number, also for a single point.
     const wider = Math.sqrt(Math.max(1, (2.6 * least) / most));
+    // Within less than a decade there is room for the number of every tick.
+    const isNarrow = (wider * wider * most) / least < 10;
+    const numbered = (value) => (isNarrow ? String(Number(value.toPrecision(2))) : logarithmic(value));
     return Plot.plot({
       ...common(data, width),
       marginLeft: 64,
@@ -387,7 +390,7 @@
       height: 340,
       grid: true,
       x: { label: "size of all weights →", tickFormat: megabytes, ticks: Math.max(2, Math.floor(width / 110)), nice: true, inset: 12, labelOffset: 46 },
-      y: { label: `↑ ${title}`, type: "log", domain: rows.length ? [least / wider, most * wider] : undefined, tickFormat: logarithmic, inset: 12 },
+      y: { label: `↑ ${title}`, type: "log", domain: rows.length ? [least / wider, most * wider] : undefined, tickFormat: numbered, inset: 12 },
       color: { domain: texts, scheme: "Observable10" },
       symbol: { domain: texts, legend: true },
       marks: [

@@ -283,6 +283,33 @@ def test_jobs_can_be_compared(page, client, worker, finished):
     assert page("GET", "/ui/compare?" + "job=x&" * 7).status_code == 422
 
 
+def test_a_comparison_shows_what_was_measured_when_it_was(page, client, worker, finished):
+    other = client.post("/jobs", json=BODY | {"ratio": 0.5}).json()["id"]
+    fast = {"generation_rate": 75, "generation_ratio": 1.5, "prompt_rate": 2469, "prompt_ratio": 2}
+    export = model_speed("factored", weights_bytes=2_000_000, memory_bytes=9_000_000, **fast)
+    worker.report = report_of_layers().model_copy(update={"speed": speed_report(export)})
+    worker.succeed(other, FILES)
+
+    def rows():
+        text = page("GET", f"/ui/compare?job={finished}&job={other}").text
+        found = re.findall(r'<tr><th scope="row">(.+?)</th><td>(.*?)</td><td>(.*?)</td></tr>', text)
+        return {name: unescaped(values) for name, *values in found}
+
+    def unescaped(values):
+        return tuple(map(unescape, values))
+
+    shown = rows()
+    assert shown["memory of the loaded weights"] == ("not measured", "2.00 MB")
+    assert shown["memory of the process"] == ("not measured", "10.00 MB → 9.00 MB")
+    assert shown["tokens generated per second"] == ("not measured", "50 → 75 (1.50x)")
+    assert shown["tokens of the prompt read per second"] == ("not measured", "1,234 → 2,469 (2.00x)")
+    assert "perplexity" not in shown
+    lease = worker.claim(client.post(f"/jobs/{finished}/evaluations", json={}).json()["id"])
+    worker.do(evaluations.save_evaluation, lease, EVALUATION)
+    worker.do(outputs.succeed_without_files, lease)
+    assert rows()["perplexity"] == ("2.7 → 7.4", "not measured")
+
+
 def test_prompts_are_answered_by_both_models_later(page, client, worker, finished):
     address = f"/ui/jobs/{finished}"
     assert f'action="{address}/evaluations"' in page("GET", address).text

@@ -8,7 +8,7 @@ def test_jobs_are_a_table_newest_first(remote, service):
 
     lines = remote("jobs").out.splitlines()
 
-    assert lines[0].split() == ["job", "status", "progress", "model", "target", "age"]
+    assert lines[0].split() == ["job", "status", "progress", "model", "target", "size", "quality", "age"]
     assert lines[1].split()[:5] == [third, "queued", "0%", "local/tiny", "30.0%"]
     assert lines[2].split()[:8] == [second, "running", *["profiling", "the", "layers", "42%"], "local/tiny", "25.0%"]
     assert lines[3].split()[:5] == [first, "failed", "corrupt_checkpoint", "local/tiny", "30.0%"]
@@ -57,3 +57,10 @@ def test_an_invalid_status_is_refused_with_the_valid_ones(remote):
 
     assert outcome.code == 2
     assert "'succeeded'" in outcome.err
+
+
+def test_size_and_quality_are_listed(remote, service):
+    job_id = service.succeeded({"factored/model.safetensors": b"1"})
+    line = remote("jobs").out.splitlines()[1]
+    assert line.split()[:2] == [job_id, "succeeded"]
+    assert line.rstrip().endswith(" 7 bytes 10 → 10.2 predicted  0s")

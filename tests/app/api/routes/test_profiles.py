@@ -110,7 +110,7 @@ def test_the_answer_for_bits_is_the_best_model_within_them(ask):
         assert answer["budget"] == "bytes"
     answer = ask(bits=14.99)
     assert (answer.status_code, answer.json()["code"]) == (422, "infeasible_budget")
-    assert "about 15 are the fewest" in answer.json()["detail"]
+    assert "the selected layers take at least 15; ask for that or more" in answer.json()["detail"]
 
 
 def test_the_answer_for_an_error_is_the_smallest_model_within_it(ask):
