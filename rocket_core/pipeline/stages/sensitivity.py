@@ -140,18 +140,18 @@ class _ReversePass:
 
     def _go_forward(self) -> None:
         kept = self._cache.indices("hidden")
-        start = self._lists[0].first
-        begin = kept[-1] if kept else start
+        begin = kept[-1] if kept else self._lists[0].first
         for number, blocks in enumerate(self._lists):
             end = blocks.stop + number
             if begin < end or number + 1 == len(self._lists):
+                place = blocks.first + number
                 passed = self._passed(number)
                 states = begin_walk(self._run, self._batches, blocks, passed=passed)
-                if begin > blocks.first + number or (begin == start and kept):
+                if begin > place or (begin == place and kept):
                     self._restore(states, begin)
                     self._monitor.skip_to((begin - number) / self._total)
-                elif self._is_needed(blocks.first + number):
-                    self._save_hidden(states, blocks.first + number)
+                elif self._is_needed(place):
+                    self._save_hidden(states, place)
                 self._pass_list(number, max(begin - number, blocks.first), states)
                 if number + 1 == len(self._lists):
                     self._turn_round(states, passed, end)

@@ -77,6 +77,24 @@ def test_without_a_loss_it_measures_the_final_hidden_states(family, prepare, ope
     assert_close(found, jacobian_energy(model, found, like(model, batch)), within=0.08)
 
 
+def test_killed_within_the_encoder_it_resumes_to_the_same_bytes(prepare, open_work, monkeypatch):
+    model, run = prepare("t5", dtype=torch.float32)
+    _, inputs = given(model)
+
+    def measured(work):
+        measure_sensitivities(run, inputs, work, silent_monitor(run))
+        return {file.name: file.read_bytes() for file in (work.path / "sensitivities").iterdir()}
+
+    expected = measured(open_work(run, inputs, "whole"))
+    for number in range(4):
+        work = open_work(run, inputs, str(number))
+        with monkeypatch.context() as patch:
+            die_at(patch, number, late=False)
+            with pytest.raises(KeyboardInterrupt):
+                measured(work)
+        assert measured(work) == expected
+
+
 @pytest.mark.parametrize("step", sweep([7], soak=[1]))
 def test_a_killed_encoder_decoder_resumes_to_the_same_bytes(prepare, open_work, monkeypatch, step):
     model, run = prepare("t5", dtype=torch.float32, ignore=("*.SelfAttention.*", "*.DenseReluDense.wi*"))
