@@ -133,12 +133,15 @@ def find_stock(model: nn.Module, name: str) -> StockLayer | None:
     return None
 
 
-def tied_heads(model: PreTrainedModel, embedding: str) -> list[str]:
-    """Return the linear layers whose weight is tied to that of an embedding."""
+def tied_layers(model: PreTrainedModel, embedding: str) -> list[str]:
+    """Return the linear layers and embeddings whose weight is tied to that of an embedding."""
     source = f"{embedding}.weight"
     targets = [target for target, origin in model.all_tied_weights_keys.items() if origin == source]
     names = [target.removesuffix(".weight") for target in targets if target.endswith(".weight")]
-    return [name for name in names if type(model.get_submodule(name)) is nn.Linear]
+    modules = {name: model.get_submodule(name) for name in names}
+    return [
+        name for name, module in modules.items() if type(module) is nn.Linear or embedding_scale(module) is not None
+    ]
 
 
 def _conversions(model: PreTrainedModel, *, saving: bool) -> list[Any]:

@@ -1,5 +1,6 @@
 """Quantization configuration and quantizer, which transformers uses to load and save compressed models."""
 
+import contextlib
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -123,6 +124,8 @@ class RocketHfQuantizer(HfQuantizer):
         entries = self.quantization_config.layers
         if names_experts(model, entries):
             unfuse(model)
+        files = kwargs.get("checkpoint_files") or []
+        _untie_stored(model, entries, files)
         modules = find_modules(model, entries)
         layers: dict[str, StoredLayer] = {}
         for name, (module_name, stock) in sorted(modules.items(), key=lambda item: entries[item[0]].is_follower):
@@ -138,7 +141,7 @@ class RocketHfQuantizer(HfQuantizer):
         on_cpu = sum(layer.preparing_bytes_on_cpu for layer in expanding)
         self._bytes_on_cpu = on_cpu if prepares else self._bytes_elsewhere
         left_out = entries.keys() - layers.keys()
-        _check_files(kwargs.get("checkpoint_files") or [], layers, model.base_model_prefix, left_out)
+        _check_files(files, layers, model.base_model_prefix, left_out)
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: PreTrainedModel) -> list[Any]:
         """Return the conversions from the names in the files to those of the model, whose experts may be unfused."""
@@ -219,6 +222,26 @@ class RocketHfQuantizer(HfQuantizer):
 
 def _nbytes(module: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def _untie_stored(model: PreTrainedModel, names: Collection[str], files: Iterable[str]) -> None:
+    """Remove ties of layers that are stored separately, as heads of T5 may be, whose configuration always ties them.
+
+    transformers removes these ties once it has loaded the weights; layers are replaced before.
+
+    Args:
+        model: the model.
+        names: names in the files of the layers that are replaced.
+        files: the files.
+    """
+    stored: set[str] = set()
+    for file in (file for file in files if Path(file).suffix == ".safetensors"):
+        with contextlib.suppress(SafetensorError), safe_open(file, framework="pt") as tensors:
+            stored.update(tensors.keys())
+    for target, source in [*model.all_tied_weights_keys.items()]:
+        is_listed = any(key.removesuffix(".weight") in names for key in (target, source))
+        if is_listed and target in stored and source in stored:
+            del model.all_tied_weights_keys[target]
 
 
 def _check_files(

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core.errors import CheckpointFormatError, RocketError
-from rocket_core.hf.names import StockLayer, disk_names, tied_heads
+from rocket_core.hf.names import StockLayer, disk_names, tied_layers
 from rocket_core.layers import (
     CodedFactorizedLinear,
     CodedLinear,
@@ -21,6 +21,7 @@ from rocket_core.layers import (
     QuantizedLinear,
     SparseLinear,
     StoredLinear,
+    TiedEmbedding,
     TiedLinear,
     ValueCodes,
 )
@@ -30,9 +31,12 @@ from rocket_core.layers.stored_linear import LayerOptions
 StoredLayer: TypeAlias = StoredLinear | QuantizedEmbedding
 """A layer that is stored in another form than a dense weight."""
 
+TiedLayer: TypeAlias = TiedLinear | TiedEmbedding
+"""A layer that uses the table of a quantized embedding."""
+
 
 def stored_layers(model: nn.Module) -> Iterable[tuple[str, StoredLayer]]:
-    """Return the stored layers of a model, with their names in it; heads tied to an embedding are among them."""
+    """Return the stored layers of a model, with their names in it; those tied to an embedding are among them."""
     kinds = (StoredLinear, QuantizedEmbedding)
     return ((name, module) for name, module in model.named_modules() if isinstance(module, kinds))
 
@@ -44,7 +48,7 @@ def stored_entries(model: PreTrainedModel) -> dict[str, LayerEntry]:
         RocketError: a layer uses the dictionary of a layer that has been removed from the model.
         UnsupportedArchitectureError: transformers stores a layer together with others, or in pieces.
     """
-    layers = {name: layer for name, layer in stored_layers(model) if not isinstance(layer, TiedLinear)}
+    layers = {name: layer for name, layer in stored_layers(model) if not isinstance(layer, TiedLayer)}
     names = disk_names(model, layers)
     by_layer = {id(layer): names[name] for name, layer in layers.items()}
     return {names[name]: _entry(name, layer, by_layer) for name, layer in layers.items()}
@@ -58,18 +62,27 @@ def features(stock: StockLayer) -> tuple[int, int]:
 
 
 def install_layer(model: PreTrainedModel, name: str, layer: StoredLayer) -> None:
-    """Replace a stock layer; with an embedding, also the heads that are tied to it."""
-    heads = tied_heads(model, name) if isinstance(layer, QuantizedEmbedding) else []
+    """Replace a stock layer; with an embedding, also the heads and embeddings that are tied to it."""
+    others = tied_layers(model, name) if isinstance(layer, QuantizedEmbedding) else []
     model.set_submodule(name, layer)
-    for head in heads:
+    for other in others:
         assert isinstance(layer, QuantizedEmbedding)
-        bias = model.get_submodule(head).bias
-        assert bias is None or isinstance(bias, nn.Parameter)
-        if bias is not None:
-            _keep_bias(model)
-        model.set_submodule(head, TiedLinear(layer, bias=bias, layer_name=head).train(layer.training))
+        model.set_submodule(other, _tied_layer(model, other, layer).train(layer.training))
         # So that loading, device maps and saving treat the scales like the weight.
-        model.all_tied_weights_keys[f"{head}.weight_scale"] = f"{name}.weight_scale"
+        model.all_tied_weights_keys[f"{other}.weight_scale"] = f"{name}.weight_scale"
+
+
+def _tied_layer(model: PreTrainedModel, name: str, embedding: QuantizedEmbedding) -> TiedLayer:
+    stock = model.get_submodule(name)
+    if isinstance(stock, nn.Embedding):
+        scale = embedding_scale(stock)
+        assert scale is not None, "other embeddings are not found as tied layers"
+        return TiedEmbedding(embedding, stock, scale=scale, layer_name=name)
+    bias = stock.bias
+    assert bias is None or isinstance(bias, nn.Parameter)
+    if bias is not None:
+        _keep_bias(model)
+    return TiedLinear(embedding, bias=bias, layer_name=name)
 
 
 def _keep_bias(model: PreTrainedModel) -> None:
@@ -208,26 +221,38 @@ def _mark_initialized(layer: QuantizedLinear | QuantizedEmbedding | CodedLinear)
 
 
 def restore_layers(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
-    """Replace all stored layers with stock layers, in place; tied heads share the weight of their embedding again."""
+    """Replace all stored layers with stock layers, in place; tied ones share the weight of their embedding again."""
     layers = dict(stored_layers(model))
-    heads = {name: layer for name, layer in layers.items() if isinstance(layer, TiedLinear)}
+    tied = {name: layer for name, layer in layers.items() if isinstance(layer, TiedLayer)}
     names = {id(layer): name for name, layer in layers.items()}
-    for name in heads:
+    for name in tied:
         del layers[name]
     while layers:  # last to first, releasing the factors of each layer once it is replaced
         name, layer = layers.popitem()
         model.set_submodule(name, _stock_layer(layer, dtype))
-    for name, head in heads.items():
-        with torch.device("meta"):
-            stock = nn.Linear(head.in_features, head.out_features, bias=False)
-        stock.bias = head.bias
-        weight = model.get_submodule(names[id(head.embedding)]).weight
+    for name, layer in tied.items():
+        weight = model.get_submodule(names[id(layer.embedding)]).weight
         assert isinstance(weight, nn.Parameter)
-        stock.weight = weight
-        model.set_submodule(name, stock.train(head.training))
+        model.set_submodule(name, _stock_tied(layer, weight).train(layer.training))
         model.all_tied_weights_keys.pop(f"{name}.weight_scale", None)
     for attribute in ("_adjust_bias", "tie_weights"):  # those of `_keep_bias`
         vars(model).pop(attribute, None)
+
+
+def _stock_tied(layer: TiedLayer, weight: nn.Parameter) -> nn.Linear | nn.Embedding:
+    if isinstance(layer, TiedEmbedding):
+        return _stock_embedding(layer, weight)
+    with torch.device("meta"):
+        stock = nn.Linear(layer.in_features, layer.out_features, bias=False)
+    stock.bias, stock.weight = layer.bias, weight
+    return stock
+
+
+def _stock_embedding(layer: QuantizedEmbedding, weight: nn.Parameter) -> nn.Embedding:
+    stock = stock_embedding(layer.stock_class, layer.embedding_dim, layer.scale).to(weight.device)
+    stock.num_embeddings, stock.padding_idx = layer.num_embeddings, layer.padding_idx
+    stock.weight = weight
+    return stock
 
 
 def _stock_layer(layer: StoredLayer, dtype: torch.dtype | None) -> StockLayer:
@@ -235,10 +260,7 @@ def _stock_layer(layer: StoredLayer, dtype: torch.dtype | None) -> StockLayer:
     weight = layer.dense_weight(dtype)
     stock: StockLayer
     if isinstance(layer, QuantizedEmbedding):
-        stock = stock_embedding(layer.stock_class, layer.embedding_dim, layer.scale).to(weight.device)
-        stock.num_embeddings, stock.padding_idx = layer.num_embeddings, layer.padding_idx
-        stock.weight = nn.Parameter(weight)
-        return stock.train(layer.training)
+        return _stock_embedding(layer, nn.Parameter(weight)).train(layer.training)
     with torch.device("meta"):
         if layer.transposed:
             stock = Conv1D(layer.out_features, layer.in_features)

@@ -39,7 +39,7 @@ def coverage_of_headers(settings: Mapping[str, object], weights: WeightSummary, 
 def _table_parameters(settings: Mapping[str, object], weights: WeightSummary, model: ModelShape) -> int:
     """Return the parameters of token embedding and head: as many tables as have room outside of all blocks."""
     table = (find_number(settings, ("vocab_size",)) or 0) * (find_number(settings, HIDDEN_SIZES) or 0)
-    if not table or settings.get("is_encoder_decoder"):
+    if not table:
         return 0
     parts = (settings.get("text_config"), settings)
     tied = any(isinstance(part, Mapping) and part.get("tie_word_embeddings") is True for part in parts)

@@ -46,7 +46,7 @@ from rocket_core.layers.layer_table import (
     read_entries,
 )
 from rocket_core.layers.packing import PackedCoefficients, mask_shape, pack_coefficients, unpack_coefficients
-from rocket_core.layers.quantized_embedding import QuantizedEmbedding, TiedLinear
+from rocket_core.layers.quantized_embedding import QuantizedEmbedding, TiedEmbedding, TiedLinear
 from rocket_core.layers.quantized_linear import QuantizedLinear
 from rocket_core.layers.stock_linear import is_stock_linear
 from rocket_core.layers.stored_linear import StoredLinear
@@ -71,6 +71,7 @@ __all__ = [
     "SparseLinear",
     "StoredLinear",
     "StoredWeight",
+    "TiedEmbedding",
     "TiedLinear",
     "ValueCodes",
     "approximation",

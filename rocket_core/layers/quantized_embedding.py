@@ -1,4 +1,4 @@
-"""Token embeddings made of integer codes, and output heads that are tied to them."""
+"""Token embeddings made of integer codes, and embeddings and output heads that are tied to them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +11,7 @@ from rocket_core.code_format import CodeFormat
 from rocket_core.errors import RocketError
 from rocket_core.layers.code_tensors import check_codes, code_shapes, unpack_codes, unpack_outputs
 from rocket_core.layers.quantized_linear import QuantizedLinear
+from rocket_core.layers.scaled_embedding import rounds_scale
 
 
 class QuantizedEmbedding(nn.Embedding):
@@ -26,7 +27,7 @@ class QuantizedEmbedding(nn.Embedding):
         scale_exponent: see `Scales.exponent`.
         padding_idx: see `nn.Embedding`; it only matters for training, and is kept for `dequantize`.
         stock_class: class of the embedding that this one replaces, which only scales; kept for `dequantize`.
-        scale: what the rows are multiplied by, rounded to their dtype.
+        scale: what the rows are multiplied by, rounded to their dtype if the stock class does so.
         layer_name: name for messages.
         device: device of the tensors.
         dtype: dtype of the embeddings; torch's default if None.
@@ -57,7 +58,7 @@ class QuantizedEmbedding(nn.Embedding):
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = None, 2.0, False, False
         self.code_format, self.scale_exponent, self.layer_name = code_format, scale_exponent, layer_name
-        self.stock_class, self.scale = stock_class, scale
+        self.stock_class, self.scale, self._rounds_scale = stock_class, scale, rounds_scale(stock_class)
         self._dtype = dtype or torch.get_default_dtype()
         self._checked = False
         shapes = code_shapes(self._shape, code_format)
@@ -96,7 +97,9 @@ class QuantizedEmbedding(nn.Embedding):
                 self.scale_exponent,
             ).rows(self.dtype)
         found = rows.view(*input.shape, self.embedding_dim)
-        return found if self.scale == 1 else found * torch.tensor(self.scale, dtype=found.dtype)
+        if self.scale == 1:
+            return found
+        return found * (torch.tensor(self.scale, dtype=found.dtype) if self._rounds_scale else self.scale)
 
     @torch.no_grad()
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "tokens hidden"]:
@@ -136,6 +139,39 @@ class QuantizedEmbedding(nn.Embedding):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._checked = False
         super()._load_from_state_dict(*args, **kwargs)
+
+
+class TiedEmbedding(QuantizedEmbedding):
+    """An embedding that looks up the table of another one, as encoder and decoder of T5 and BART do.
+
+    Args:
+        embedding: the other one.
+        stock: the embedding that this one replaces.
+        scale: what the rows are multiplied by.
+        layer_name: name for messages.
+    """
+
+    def __init__(self, embedding: QuantizedEmbedding, stock: nn.Embedding, *, scale: float, layer_name: str) -> None:
+        super().__init__(
+            embedding.num_embeddings,
+            embedding.embedding_dim,
+            code_format=embedding.code_format,
+            scale_exponent=embedding.scale_exponent,
+            padding_idx=stock.padding_idx,
+            stock_class=type(stock),
+            scale=scale,
+            layer_name=layer_name,
+            device="meta",
+            dtype=embedding.dtype,
+        )
+        # In a tuple, as otherwise it would be registered as a submodule.
+        self._embedding = (embedding,)
+        self.weight, self.weight_scale = embedding.weight, embedding.weight_scale
+
+    @property
+    def embedding(self) -> QuantizedEmbedding:
+        """The embedding whose table it looks up."""
+        return self._embedding[0]
 
 
 class TiedLinear(QuantizedLinear):

@@ -1,4 +1,4 @@
-"""Embeddings of transformers that multiply what they look up by a constant, as Gemma's do."""
+"""Embeddings of transformers that multiply what they look up by a constant, as Gemma's and BART's do."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ def embedding_scale(embedding: nn.Module) -> float | None:
         return None
     if type(embedding) is nn.Embedding:
         return 1.0
-    scale = getattr(embedding, "scalar_embed_scale", None)
-    return float(scale) if isinstance(scale, int | float) and _only_scales(type(embedding)) else None
+    scale = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", None))
+    return float(scale) if isinstance(scale, int | float) and rounds_scale(type(embedding)) is not None else None
 
 
 def stock_embedding(embedding_class: type[nn.Embedding], columns: int, scale: float) -> nn.Embedding:
@@ -36,14 +36,24 @@ def stock_embedding(embedding_class: type[nn.Embedding], columns: int, scale: fl
     return made
 
 
-def _only_scales(embedding_class: type[nn.Embedding]) -> bool:
-    """Return whether embeddings of a class compute `rows * scale` with the scale rounded to the dtype of the rows."""
+def rounds_scale(embedding_class: type[nn.Embedding]) -> bool | None:
+    """Return whether embeddings of a class round the scale to the dtype of the rows before they compute `rows * scale`.
+
+    Args:
+        embedding_class: `nn.Embedding` or any class derived from it.
+
+    Returns:
+        None if they compute anything else.
+    """
     try:
         # transformers may be building a model on the meta device.
         with torch.device("cpu"), torch.no_grad():
-            tried = stock_embedding(embedding_class, 5, 1.1).to(torch.bfloat16)
-            rows = tried.weight.copy_(torch.linspace(-2, 2, 5))
+            tried = stock_embedding(embedding_class, 65, 1.1).to(torch.bfloat16)
+            rows = tried.weight.copy_(torch.linspace(-2, 2, 65))
             found = tried(torch.zeros(3, dtype=torch.int64))
-            return torch.equal(found, (rows * torch.tensor(1.1, dtype=torch.bfloat16)).expand(3, -1))
+            scales: dict[bool, torch.Tensor | float] = {True: torch.tensor(1.1, dtype=torch.bfloat16), False: 1.1}
+            return next(
+                (key for key, scale in scales.items() if torch.equal(found, (rows * scale).expand(3, -1))), None
+            )
     except (TypeError, AttributeError, RuntimeError, ValueError, IndexError):
-        return False
+        return None

@@ -228,8 +228,10 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype, *, vision: 
         raise UnsupportedArchitectureError(
             f"{type(model).__name__} has no nn.Linear or Conv1D layer in {lists[0].name} that could be compressed"
         )
-    reads_text = model.main_input_name == "input_ids" and not config.is_encoder_decoder
-    tables, others = find_tables(model, predicts=is_causal(config), one_list=reads_text)
+    tables: tuple[TokenTable, ...] = ()
+    others: dict[str, str] = {}
+    if model.main_input_name == "input_ids" or config.is_encoder_decoder:
+        tables, others = find_tables(model, predicts=is_causal(config) or config.is_encoder_decoder)
     return Architecture(
         model=model,
         lists=lists,

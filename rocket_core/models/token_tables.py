@@ -1,6 +1,6 @@
 """The matrices of a model with a row for every token: embedding and output head, which may be the same one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -13,7 +13,9 @@ class TokenTable:
     """A matrix with a row for every token.
 
     Attributes:
-        embedding: module that looks up its rows; None if it only is a head.
+        embedding: module that looks up its rows, or is named by others as the one that holds it; None if it only is a
+            head.
+        others: more modules that look up its rows, as encoder and decoder of T5 do.
         head: module that multiplies with it; None if it only is an embedding.
         predicts: whether the head predicts next tokens. The errors of other heads are not measured, as only the last
             hidden states count in their models.
@@ -22,6 +24,12 @@ class TokenTable:
     embedding: str | None
     head: str | None
     predicts: bool = True
+    others: tuple[str, ...] = ()
+
+    @property
+    def embeddings(self) -> tuple[str, ...]:
+        """All modules that look up its rows."""
+        return () if self.embedding is None else (self.embedding, *self.others)
 
     @property
     def name(self) -> str:
@@ -33,7 +41,7 @@ class TokenTable:
     @property
     def modules(self) -> tuple[str, ...]:
         """All modules that use it."""
-        return tuple(name for name in (self.embedding, self.head) if name is not None)
+        return (*self.embeddings, *(() if self.head is None else (self.head,)))
 
     @property
     def measured_head(self) -> str | None:
@@ -43,7 +51,17 @@ class TokenTable:
     @property
     def measured_modules(self) -> tuple[str, ...]:
         """The modules whose errors are measured."""
-        return tuple(name for name in (self.embedding, self.measured_head) if name is not None)
+        return (*self.embeddings, *(() if self.measured_head is None else (self.measured_head,)))
+
+    def split(self) -> tuple["TokenTable", "TokenTable"]:
+        """Return the tables of its embeddings and of its head, where the checkpoint has both.
+
+        The configuration of T5 ties them in any case, and the checkpoint tells whether they are.
+        """
+        assert self.embedding is not None, "it has no head else"
+        assert self.head is not None, "it has no embedding else"
+        of_head = TokenTable(embedding=None, head=self.head, predicts=self.predicts)
+        return replace(self, head=None), of_head
 
 
 def token_modules(model: PreTrainedModel) -> tuple[str, ...]:
@@ -58,38 +76,33 @@ def token_modules(model: PreTrainedModel) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def find_tables(
-    model: PreTrainedModel, *, predicts: bool, one_list: bool
-) -> tuple[tuple[TokenTable, ...], dict[str, str]]:
+def find_tables(model: PreTrainedModel, *, predicts: bool) -> tuple[tuple[TokenTable, ...], dict[str, str]]:
     """Return the tables of a model, and those that cannot be quantized, with the reason.
 
     Args:
         model: the model; one that reads no text has no tables, or those of a decoder.
         predicts: whether it predicts next tokens, with its head.
-        one_list: whether it has one list of blocks, which reads text.
     """
     names = {id(module): name for name, module in model.named_modules()}
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    looked_up, multiplied = names.get(id(embedding)), names.get(id(head))
+    head = model.get_output_embeddings()
+    looked_up, multiplied = names.get(id(model.get_input_embeddings())), names.get(id(head))
     ties = model.all_tied_weights_keys
-    if not one_list:
-        both = {looked_up: embedding, multiplied: head}
-        return (), {
-            name: "in a model that has an encoder and a decoder"
-            for name, module in both.items()
-            if name is not None and isinstance(module, nn.Embedding | nn.Linear) and f"{name}.weight" not in ties
-        }
-    tied = {target for target, source in ties.items() if source == f"{looked_up}.weight"}
     reasons: dict[str, str] = {}
     tables: list[TokenTable] = []
-    if looked_up is not None:
-        reason = _reason_against_embedding(embedding)
-        if tied or f"{looked_up}.weight" in ties:
-            reason = reason or _reason_against_tie(tied, multiplied, head)
+    # In some encoder-decoders the head is tied to the embedding of the decoder, which the encoder does not share.
+    sources = (ties.get(f"{looked_up}.weight", f"{looked_up}.weight"), ties.get(f"{multiplied}.weight", ""))
+    found = dict.fromkeys(source.removesuffix(".weight") for source in sources)
+    for name in (name for name in found if name and name in names.values()):
+        tied = [target.removesuffix(".weight") for target, source in ties.items() if source == f"{name}.weight"]
+        reason = _reason_against(model, name, tied, multiplied)
         if reason is None:
-            tables.append(TokenTable(embedding=looked_up, head=multiplied if tied else None, predicts=predicts))
+            has_head = multiplied in tied
+            others = tuple(other for other in tied if other != multiplied)
+            tables.append(
+                TokenTable(embedding=name, head=multiplied if has_head else None, predicts=predicts, others=others)
+            )
         else:
-            reasons[looked_up] = reason
+            reasons[name] = reason
     if multiplied is not None and f"{multiplied}.weight" not in {*ties, *ties.values()}:
         if type(head) is nn.Linear and predicts:
             tables.append(TokenTable(embedding=None, head=multiplied))
@@ -101,11 +114,11 @@ def find_tables(
 _OTHER_CLASS = "computes more than a stock layer"
 
 
-def _reason_against_embedding(embedding: nn.Module) -> str | None:
-    return _OTHER_CLASS if embedding_scale(embedding) is None else None
-
-
-def _reason_against_tie(tied: set[str], head_name: str | None, head: nn.Module | None) -> str | None:
-    if tied != {f"{head_name}.weight"}:
-        return "tied to other layers than the head"
-    return None if type(head) is nn.Linear else "tied to a head that computes more than a product"
+def _reason_against(model: PreTrainedModel, name: str, tied: list[str], head: str | None) -> str | None:
+    """Return why an embedding cannot be quantized; None if it can."""
+    if embedding_scale(model.get_submodule(name)) is None:
+        return _OTHER_CLASS
+    if head in tied and type(model.get_submodule(head)) is not nn.Linear:
+        return "tied to a head that computes more than a product"
+    known = (embedding_scale(model.get_submodule(other)) is not None for other in tied if other != head)
+    return None if all(known) else "tied to other layers than the head and embeddings"

@@ -14,7 +14,7 @@ from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.experts import visiting
 from rocket_core.inspection.batch_size import tokens_per_batch
 from rocket_core.linalg.whitening import GramStatistics
-from rocket_core.models.block_calls import Activations, record_block_inputs, run_after
+from rocket_core.models.block_calls import Activations, record_block_inputs, run_after, stand_ins
 from rocket_core.models.block_lists import BlockList
 from rocket_core.models.held_states import HeldStates
 from rocket_core.pipeline.context import Run
@@ -36,6 +36,8 @@ class BlockWalk:
         self._inputs = CalibrationInputs.of_text(inputs) if isinstance(inputs, Tensor) else inputs
         self._activations: Activations | None = None
         self._position = 0
+        # Number of values that blocks of the encoder of an encoder-decoder return in addition to hidden states.
+        self._beside_of_encoder: int | None = None
 
     def advance_to(self, index: int) -> None:
         """Advance the hidden states to the input of block `index`."""
@@ -106,7 +108,8 @@ class BlockWalk:
             for number, batch in enumerate(split_inputs(run, self._inputs)):
                 self._on_batch()
                 modules = run.architecture.blocks_of(blocks), model.get_submodule(head)
-                found = run_after(model, modules[0], batch, self._states, number, modules[1])
+                with self._without_encoder():
+                    found = run_after(model, modules[0], batch, self._states, number, modules[1])
                 if found is None:
                     return
                 yield found
@@ -115,6 +118,17 @@ class BlockWalk:
             rows = inputs(model)
             first = next(rows, None)
             return None if first is None else sum_inputs(head, itertools.chain([first], rows), run.precision)
+
+    @contextmanager
+    def _without_encoder(self) -> Iterator[None]:
+        """Replace the encoder's blocks while the context is active; those of the decoder must be replaced as well."""
+        lists = self._run.architecture.language_lists[:-1]
+        nothing = (None,) * (self._beside_of_encoder or 0)
+        with ExitStack() as stack:
+            for blocks in lists:
+                modules = self._run.architecture.blocks_of(blocks)
+                stack.enter_context(stand_ins(modules, lambda _index, hidden, _call: hidden, lambda: nothing))
+            yield
 
     def block(self, index: int) -> AbstractContextManager[nn.Module]:
         """Return a context manager that yields a block with its weights loaded."""
@@ -140,6 +154,8 @@ class BlockWalk:
         if self._activations is not None:
             before = self._run.architecture.list_of(self._activations.first)
             passed = None if before.in_tower else (before, self._activations)
+        if passed is not None:
+            self._beside_of_encoder = passed[1].beside
         # Freed before the decoder's hidden states exist: nothing reads those of a tower any more.
         self._activations = None
         batches = split_inputs(self._run, self._inputs)

@@ -270,7 +270,12 @@ def _select_tables(
     if not config.profiles_tables:
         return (), {}
     skipped = dict(architecture.other_tables)
-    for table in architecture.tables:
+    tables: list[TokenTable] = []
+    for found in architecture.tables:
+        both = architecture.model.config.is_encoder_decoder and found.embedding is not None and found.head is not None
+        separate = both and all(loader.entry(f"{name}.weight") for name in (found.embedding, found.head))
+        tables += found.split() if separate else [found]
+    for table in tables:
         stored = [loader.entry(f"{name}.weight") for name in table.modules]
         patterns = [ignored[name] for name in table.modules if name in ignored]
         if patterns:
@@ -279,4 +284,4 @@ def _select_tables(
             skipped[table.name] = "stored under another name in the checkpoint"
         elif any(stored[1:]):
             skipped[table.name] = "stored twice in the checkpoint"
-    return tuple(table for table in architecture.tables if table.name not in skipped), skipped
+    return tuple(table for table in tables if table.name not in skipped), skipped

@@ -125,15 +125,16 @@ def coded_values(model, seed=0):
 
 def embedding_codes(model):
     """Return rounded weights of the token embedding, in 5 bits, and of an untied head, in 8 bits."""
-    names = {id(module): name for name, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tables = [embedding] if head is None or head.weight is embedding.weight else [embedding, head]
     formats = (CodeFormat(bits=5, group_size=16, scale_bits=6), CodeFormat(bits=8, group_size=32, scale_bits=16))
     codes = {}
     for table, code_format in zip(tables, formats, strict=False):
+        # The first of several that share a weight is the one that holds it.
+        name = next(name for name, one in model.named_modules() if getattr(one, "weight", None) is table.weight)
         weight = table.weight.detach().T
         scales = search_scales(weight, torch.ones(len(weight)), code_format)
-        codes[names[id(table)]] = round_to_nearest(weight, scales)
+        codes[name] = round_to_nearest(weight, scales)
     return codes
 
 

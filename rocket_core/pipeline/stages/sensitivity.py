@@ -21,7 +21,7 @@ from rocket_core.calibration.sensitivity import (
 )
 from rocket_core.calibration.token_loss import TextLoss, read_tokens
 from rocket_core.experts import UnfusedExperts
-from rocket_core.models.block_calls import Activations, added_by_model, run_before
+from rocket_core.models.block_calls import Activations, added_by_model, handing_on, run_before
 from rocket_core.models.block_lists import BlockList
 from rocket_core.pipeline.block_walk import begin_walk, loaded_block, loaded_surroundings, split_inputs
 from rocket_core.pipeline.context import Run
@@ -114,11 +114,11 @@ class _ReversePass:
         self._loss: Loss = loss
         self._lists = run.architecture.language_lists
         self._heads = [table.measured_head for table in run.tables if table.measured_head is not None]
-        self._embeddings = [table.embedding for table in run.tables if table.embedding is not None]
+        self._embeddings = embeddings_by_list(run)
         self._tower = [name for names in run.layers[: self._lists[0].first] for name in names]
         # Nothing before the first compressed block is needed, unless the embedding or the tower is compressed.
         first = next(index for index, names in enumerate(run.layers) if names)
-        self._first = self._lists[0].first if self._embeddings or self._tower else first
+        self._first = self._lists[0].first if any(self._embeddings) or self._tower else first
         self._blocks = len(run.layers)
         modules = run.architecture.model.named_modules()
         self._experts = [name for name, module in modules if isinstance(module, UnfusedExperts)]
@@ -135,23 +135,23 @@ class _ReversePass:
             if blocks.first + number <= place and self._first < blocks.stop:
                 self._go_back(number, place - number)
                 place = blocks.first + number - 1
-        if self._embeddings or self._tower:
+        if self._embeddings[0] or self._tower:
             self._reach_start()
 
     def _go_forward(self) -> None:
         kept = self._cache.indices("hidden")
-        start = self._lists[0].first
-        begin = kept[-1] if kept else start
+        begin = kept[-1] if kept else self._lists[0].first
         for number, blocks in enumerate(self._lists):
             end = blocks.stop + number
             if begin < end or number + 1 == len(self._lists):
+                place = blocks.first + number
                 passed = self._passed(number)
                 states = begin_walk(self._run, self._batches, blocks, passed=passed)
-                if begin > blocks.first + number or (begin == start and kept):
+                if begin > place or (begin == place and kept):
                     self._restore(states, begin)
                     self._monitor.skip_to((begin - number) / self._total)
-                elif self._is_needed(blocks.first + number):
-                    self._save_hidden(states, blocks.first + number)
+                elif self._is_needed(place):
+                    self._save_hidden(states, place)
                 self._pass_list(number, max(begin - number, blocks.first), states)
                 if number + 1 == len(self._lists):
                     self._turn_round(states, passed, end)
@@ -272,6 +272,8 @@ class _ReversePass:
             self._save_gradients(gradients, index + number, tokens=tokens)
             self._cache.drop("gradients", index + 1 + number)
             self._cache.drop("hidden", index + number)
+        if number and self._embeddings[number]:
+            self._reach_embeddings(number, gradients, tokens)
         if on and passed is not None:
             found = []
             for batch, output in enumerate(passed[1].hidden):
@@ -309,20 +311,34 @@ class _ReversePass:
                 gradients.sides[batch] = [total.added(new) for total, new in zip(totals, of_sides, strict=True)]
         self._save_sensitivities(names, squares, tokens)
 
+    def _reach_embeddings(self, number: int, gradients: Gradients, tokens: int) -> None:
+        """Propagate the gradients from the input of a decoder's first block to its token embedding."""
+        blocks, passed = self._lists[number], self._passed(number, recorded=True)
+        assert passed is not None
+        squares = self._squares(self._embeddings[number])
+        encoder, modules = (self._run.architecture.blocks_of(found) for found in (passed[0], blocks))
+        with loaded_surroundings(self._run, blocks, head=False) as model:
+            for index, batch in enumerate(self._batches):
+                self._monitor.pulse()
+                with handing_on((encoder, passed[1]), index):
+                    before = functools.partial(self._before, model, modules, batch, [])
+                    squares.pull_to_start(before, [gradients.hidden[index]], batch=index)
+        self._save_sensitivities(self._embeddings[number], squares, tokens)
+
     def _reach_start(self) -> None:
         """Propagate the gradients from the input of the first block to the token embedding and the tower."""
         run, first = self._run, self._lists[0]
         blocks = run.architecture.blocks_of(first)
         gradients, tokens = self._gradients(first.first, [()] * len(self._batches))
         added = {index: self._gradients(index, [], of="added")[0] for index in self._cache.indices("added")}
-        squares = self._squares([*self._tower, *self._embeddings])
+        squares = self._squares([*self._tower, *self._embeddings[0]])
         with loaded_surroundings(run, first, head=False) as model:
             for number, batch in enumerate(self._batches):
                 self._monitor.pulse()
                 before = functools.partial(self._before, model, blocks, batch, [*added])
                 reached = [gradients.hidden[number], *(found.hidden[number] for found in added.values())]
                 squares.pull_to_start(before, reached, batch=number)
-        self._save_sensitivities([*self._tower, *self._embeddings], squares, tokens)
+        self._save_sensitivities([*self._tower, *self._embeddings[0]], squares, tokens)
 
     def _before(
         self, model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping[str, Tensor], added: Sequence[int]
@@ -363,6 +379,20 @@ class _ReversePass:
     def _share(self, position: int) -> float:
         """Return the completed share of the pass when the gradients are at the input of block `position`."""
         return (self._blocks + 1 + _BACKWARD_COST * (self._blocks - position)) / self._total
+
+
+def embeddings_by_list(run: Run) -> list[list[str]]:
+    """Return for each list of blocks the token embeddings to quantize whose rows it reads.
+
+    An embedding next to the decoder's blocks belongs to these; all others to the first list.
+    """
+    lists = run.architecture.language_lists
+    found: list[list[str]] = [[] for _ in lists]
+    for name in (name for table in run.tables for name in table.embeddings):
+        parents = (blocks.name.rpartition(".")[0] for blocks in lists[1:])
+        later = (number for number, parent in enumerate(parents, 1) if parent and name.startswith(f"{parent}."))
+        found[next(later, 0)].append(name)
+    return found
 
 
 def _by_batch(tensors: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -8,6 +8,9 @@ is estimated by its share of the logits' Fisher diagonal, f_j / Σf. The errors 
 linear layer with the Gram matrix G + N diag(e) / Σf, where G is that of the head's input over N tokens. An embedding by
 itself has the Gram matrix N diag(e), and all its rows count equally. So has one that is tied to the head of a masked
 language model, whose losses are changes of its last hidden states.
+
+Encoder and decoder often look up the same table. Each of these embeddings has its own e, over the tokens of the output,
+and e is their sum: a token is taken to be as frequent in what the encoder reads as in what the decoder predicts.
 """
 
 from collections.abc import Sequence
@@ -155,19 +158,27 @@ def _lookup_weights(
     """Return the Fisher diagonal of an embedding's rows, or ones; None if the model does not look them up."""
     assert table.embedding is not None
     if run.config.measures_sensitivities:
-        sensitivity = work.sensitivity(table.embedding)
-        assert sensitivity is not None, table.embedding
-        found = sensitivity.fisher_diagonal.to(run.device)
-        if not bool(found.any()):
-            return None
-        scale = embedding_scale(run.architecture.model.get_submodule(table.embedding))
-        assert scale is not None, "the architecture lists no table that computes more"
-        return scale**2 * output_weights(found, per_output=run.config.column_weights).square()
+        weights = [_lookup_weights_of(run, work, name) for name in table.embeddings]
+        found = sum(weight for weight in weights if weight is not None)
+        return found if isinstance(found, Tensor) else None
+    if len(run.architecture.language_lists) > 1:
+        return torch.ones(run.architecture.outputs(table.embedding), dtype=torch.float64, device=run.device)
     return (
         torch.ones(run.architecture.outputs(table.embedding), dtype=torch.float64, device=run.device)
         if (_is_looked_up(run, table.embedding, inputs))
         else None
     )
+
+
+def _lookup_weights_of(run: Run, work: WorkFolder, embedding: str) -> Float[Tensor, " hidden"] | None:
+    sensitivity = work.sensitivity(embedding)
+    assert sensitivity is not None, embedding
+    found = sensitivity.fisher_diagonal.to(run.device)
+    if not bool(found.any()):
+        return None
+    scale = embedding_scale(run.architecture.model.get_submodule(embedding))
+    assert scale is not None, "the architecture lists no table that computes more"
+    return scale**2 * output_weights(found, per_output=run.config.column_weights).square()
 
 
 def _is_looked_up(run: Run, embedding: str, inputs: CalibrationInputs) -> bool:

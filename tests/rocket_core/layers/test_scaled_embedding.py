@@ -7,7 +7,7 @@ from transformers.models.bart.modeling_bart import BartScaledWordEmbedding
 from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
-from rocket_core.layers.scaled_embedding import embedding_scale, stock_embedding
+from rocket_core.layers.scaled_embedding import embedding_scale, rounds_scale, stock_embedding
 
 
 class Shifted(GemmaTextScaledWordEmbedding):
@@ -33,8 +33,6 @@ def test_the_scale_of_gemma_is_found(scaled_class, device):
     [
         Shifted(7, 4, 0, embed_scale=3.3),
         OtherArguments(7, 4),
-        # It multiplies by a Python number, whose product is rounded once instead of twice.
-        BartScaledWordEmbedding(7, 4, 0, embed_scale=3.3),
         nn.Embedding(7, 4, max_norm=1.0),
         nn.Linear(7, 4),
     ],
@@ -42,6 +40,14 @@ def test_the_scale_of_gemma_is_found(scaled_class, device):
 )
 def test_others_have_no_scale(embedding):
     assert embedding_scale(embedding) is None
+
+
+def test_the_scale_of_bart_is_found_and_not_rounded():
+    # It multiplies by a Python number, whose product is rounded once instead of twice.
+    assert embedding_scale(BartScaledWordEmbedding(7, 4, 0, embed_scale=3.3)) == 3.3
+    assert rounds_scale(BartScaledWordEmbedding) is False
+    assert rounds_scale(GemmaTextScaledWordEmbedding) is True
+    assert rounds_scale(Shifted) is None
 
 
 def test_a_stock_embedding_has_its_scale():

@@ -27,7 +27,7 @@ TABLES = {
     "bert": ("embeddings.word_embeddings",),
     "gemma": ("model.embed_tokens",),
     "roberta": ("roberta.embeddings.word_embeddings",),
-    "t5": (),
+    "t5": ("shared",),
     "vit": (),
 }
 
@@ -100,9 +100,10 @@ class TestSize:
             ]
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
-    def test_other_tables_are_named_with_the_reason(self, finished_within):
-        _, report = finished_within("t5", 0.75, False)
-        assert report.skipped == {"shared": "in a model that has an encoder and a decoder"}
+    def test_other_tables_are_named_with_the_reason(self, within):
+        _, report = within("llama", 0.7, ignore=("lm_head",))
+        assert report.tables == ("model.embed_tokens",)
+        assert report.skipped == {"lm_head": "ignored by 'lm_head'"}
 
     @pytest.mark.parametrize(
         ("family", "objective"), sweep([("gpt2", "whitened")], soak=[("llama", "whitened"), ("gpt2", "fisher")])

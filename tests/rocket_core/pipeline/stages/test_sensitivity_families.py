@@ -57,6 +57,21 @@ def test_encoder_decoders_equal_one_backward_pass(family, ignore, prepare, open_
 
 
 @pytest.mark.parametrize("family", ENCODER_DECODERS)
+def test_embeddings_of_both_sides_equal_one_backward_pass(family, prepare, open_work):
+    model, run = prepare(family, ratio=None, target_bytes=10**6, preset="fast")
+    [table] = run.tables
+    batch, inputs = given(model)
+    found = measure_sensitivities(run, inputs, open_work(run, inputs), silent_monitor(run))
+    if family == "t5":
+        assert table.modules == ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
+        assert not found.pop("shared").fisher_diagonal.any()  # never called by this name
+    else:
+        assert table.modules == ("model.decoder.embed_tokens", "proj_out")
+    assert found.keys() >= {*table.modules} - {"shared"}
+    assert_close(found, squared_gradients(model.requires_grad_(), found, like(model, batch)), within=1e-6)
+
+
+@pytest.mark.parametrize("family", ENCODER_DECODERS)
 def test_half_precision_comes_close(family, prepare, open_work):
     model, run = prepare(family, dtype=torch.float16)
     batch, inputs = given(model)
@@ -77,9 +92,30 @@ def test_without_a_loss_it_measures_the_final_hidden_states(family, prepare, ope
     assert_close(found, jacobian_energy(model, found, like(model, batch)), within=0.08)
 
 
+def test_killed_within_the_encoder_it_resumes_to_the_same_bytes(prepare, open_work, monkeypatch):
+    model, run = prepare("t5", dtype=torch.float32)
+    _, inputs = given(model)
+
+    def measured(work):
+        measure_sensitivities(run, inputs, work, silent_monitor(run))
+        return {file.name: file.read_bytes() for file in (work.path / "sensitivities").iterdir()}
+
+    expected = measured(open_work(run, inputs, "whole"))
+    for number in range(4):
+        work = open_work(run, inputs, str(number))
+        with monkeypatch.context() as patch:
+            die_at(patch, number, late=False)
+            with pytest.raises(KeyboardInterrupt):
+                measured(work)
+        assert measured(work) == expected
+
+
 @pytest.mark.parametrize("step", sweep([7], soak=[1]))
-def test_a_killed_encoder_decoder_resumes_to_the_same_bytes(prepare, open_work, monkeypatch, step):
-    model, run = prepare("t5", dtype=torch.float32, ignore=("*.SelfAttention.*", "*.DenseReluDense.wi*"))
+@pytest.mark.parametrize(
+    "target", [{}, {"ratio": None, "target_bytes": 10**6, "preset": "fast"}], ids=["layers", "all"]
+)
+def test_a_killed_encoder_decoder_resumes_to_the_same_bytes(prepare, open_work, monkeypatch, step, target):
+    model, run = prepare("t5", dtype=torch.float32, ignore=("*.SelfAttention.*", "*.DenseReluDense.wi*"), **target)
     _, inputs = given(model)
 
     def measured(work):
