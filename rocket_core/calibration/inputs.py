@@ -329,11 +329,17 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
 
 
 def _start_token(architecture: Architecture) -> int:
+    """Return what the decoder reads first, as in generation: T5Gemma, for example, names no other token for it."""
     config = architecture.model.config
-    token = getattr(config, "decoder_start_token_id", None)
-    if not isinstance(token, int):
+    tokens = (
+        getattr(config, "decoder_start_token_id", None),
+        getattr(config.get_text_config(decoder=True), "bos_token_id", None),
+    )
+    token = next((token for token in tokens if isinstance(token, int)), None)
+    if token is None:
         raise CalibrationError(
-            "config.json has no decoder_start_token_id, so that what the decoder reads cannot begin; add it"
+            "config.json has neither decoder_start_token_id nor bos_token_id, so that what the decoder reads cannot "
+            "begin; add the first"
         )
     return token
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rocket_core.models.called_lists import is_called
 from rocket_core.models.recorded_call import replace_tensors
 
 
@@ -26,18 +27,23 @@ class FinishedParts:
             part for name, part in called_parts(block) if any(layer.startswith(f"{name}.") for layer in layers)
         ]
         self._cached: dict[tuple[int, int], Any] = {}
+        self._new: dict[tuple[int, int], Any] = {}
         self._room: dict[int, int] = {}
         self._open = False
 
     @contextmanager
     def passing(self, batch: int, hidden: Tensor) -> Iterator[None]:
-        """Store and reuse outputs while a batch passes through the block; storing ends when `reached` is called.
+        """Reuse outputs while a batch passes through the block, and store those of parts before `reached` is called.
+
+        Nothing is stored if it is not called: an expert to which no token is routed is not reached, and no part after
+        it has finished.
 
         Args:
             batch: index of the batch.
             hidden: the block's input; its size is the upper bound on what is cached for the batch.
         """
         self._open = True
+        self._new.clear()
         self._room.setdefault(batch, hidden.numel())
         called: set[int] = set()
         with ExitStack() as stack:
@@ -52,7 +58,11 @@ class FinishedParts:
         self._room.clear()
 
     def reached(self) -> None:
-        """Stop caching: the pass has reached the layer after which weights may still change."""
+        """Store outputs, but none of later parts: the pass has reached the layer after which weights may change."""
+        for (number, batch), output in self._new.items():
+            self._cached[number, batch] = output
+            self._room[batch] -= _size(output) or 0
+        self._new.clear()
         self._open = False
 
     def _forward(
@@ -66,10 +76,12 @@ class FinishedParts:
             return replace_tensors(self._cached[number, batch], Tensor.clone)
         output = run(*args, **kwargs)
         size = _size(output)
-        if first and self._open and size is not None and size <= self._room[batch]:
-            self._cached[number, batch] = replace_tensors(output, Tensor.clone)
-            self._room[batch] -= size
+        if first and self._open and size is not None and size + self._waiting() <= self._room[batch]:
+            self._new[number, batch] = replace_tensors(output, Tensor.clone)
         return output
+
+    def _waiting(self) -> int:
+        return sum(_size(output) or 0 for output in self._new.values())
 
 
 @contextmanager
@@ -87,9 +99,9 @@ def _replaced_forward(part: nn.Module, forward: Callable[..., Any]) -> Iterator[
 
 
 def called_parts(block: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that a block calls directly; module lists are descended into, as they are never called."""
+    """Yield the modules that a block calls directly; module lists that are not called are descended into."""
     for name, part in block.named_children():
-        if isinstance(part, nn.ModuleList | nn.ModuleDict):
+        if isinstance(part, nn.ModuleList | nn.ModuleDict) and not is_called(part):
             yield from called_parts(part, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", part

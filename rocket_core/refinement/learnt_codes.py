@@ -66,10 +66,15 @@ class LearntCodes(nn.Module):
         nearest = self.position.detach().round().clamp_(*self._range)
         return nearest if self.shortened is None else nearest - nearest.sign() * self.shortened
 
+    @property
+    def weight(self) -> Float[Tensor, "d_out d_in"]:
+        """The weight of the current codes, whose gradient is passed on to their positions."""
+        codes = self.position + (self.codes() - self.position).detach()
+        return codes * self.scales
+
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (callers of nn.Linear may name it)
         """Multiply with the weight of the current codes."""
-        codes = self.position + (self.codes() - self.position).detach()
-        return functional.linear(input, codes * self.scales, self.bias)
+        return functional.linear(input, self.weight, self.bias)
 
     def bits(self) -> Float[Tensor, ""]:
         """Return the ideal bits of all codes, given how often each occurs.

@@ -46,14 +46,15 @@ class ScaledLinear(nn.Module):
         self.scales = nn.Parameter(rounded.scales.values(torch.float32).T.contiguous())
         self.bias = layer.bias
 
+    @property
     def weight(self) -> Float[Tensor, "d_out d_in"]:
-        """Return the dense weight; differentiable in the scales."""
+        """The dense weight; differentiable in the scales."""
         size = self._layer[0].code_format.group_size
         return self.codes * self.scales.repeat_interleave(size, dim=1)[:, : self.codes.shape[1]]
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (callers of nn.Linear may name it)
         """Multiply with the dense weight."""
-        return functional.linear(input, self.weight(), self.bias)
+        return functional.linear(input, self.weight, self.bias)
 
     @torch.no_grad()
     def round_scales(self) -> None:

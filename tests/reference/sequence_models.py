@@ -12,7 +12,13 @@ from transformers import (
     MarianMTModel,
     MT5Config,
     MT5ForConditionalGeneration,
+    NllbMoeConfig,
+    NllbMoeForConditionalGeneration,
     PreTrainedModel,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
+    T5GemmaConfig,
+    T5GemmaForConditionalGeneration,
 )
 
 from tests.reference.tiny_models import (
@@ -64,12 +70,47 @@ def _mt5() -> PreTrainedModel:
     return model
 
 
+def _t5gemma() -> PreTrainedModel:
+    """Return a model whose configuration names no token that its decoder starts with."""
+    side = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": INTERMEDIATE_SIZE,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": MAX_POSITIONS,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "initializer_range": 0.2,
+    }
+    return T5GemmaForConditionalGeneration(T5GemmaConfig(encoder=side, decoder=side, vocab_size=VOCAB_SIZE))
+
+
+def _switch() -> PreTrainedModel:
+    """Return a model whose experts are a list of modules that is called."""
+    shapes = build_t5().config.to_dict() | {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+    config = SwitchTransformersConfig(**shapes, num_experts=4, expert_capacity=64)
+    return SwitchTransformersForConditionalGeneration(config)
+
+
+def _nllb_moe() -> PreTrainedModel:
+    """Return a model with a list of experts in every second block."""
+    sparse = {"num_experts": 2, "expert_capacity": 64, "encoder_sparse_step": 2, "decoder_sparse_step": 2}
+    return NllbMoeForConditionalGeneration(NllbMoeConfig(**_BLOCKS, **sparse))
+
+
 _BUILD = {
     "t5": build_t5,
     "mt5": _mt5,
     "bart": _bart,
     "marian": lambda: MarianMTModel(MarianConfig(**_BLOCKS)),
     "whisper": build_whisper,
+    "t5gemma": _t5gemma,
+    "switch": _switch,
+    "nllb-moe": _nllb_moe,
 }
 
 

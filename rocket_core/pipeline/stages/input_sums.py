@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from rocket_core.models.called_lists import called_list_of, routed_alike
 from rocket_core.models.residual_stream import ResidualStream, StreamState, find_residual_stream
 from rocket_core.pipeline.stages.block_side import BlockSide
 from rocket_core.pipeline.stages.cross_sums import CrossSums
@@ -56,7 +57,7 @@ class InputSums:
         called_once = False
         for batch in range(self._dense.batches):
             self._on_batch()
-            with self._watching(stream, name, batch) as states:
+            with self._routed_alike(name), self._watching(stream, name, batch) as states:
                 dense_calls = self._dense.inputs(name, batch, stop_at_first=called_once, for_good=for_good)
                 called_once = len(dense_calls) == 1
                 calls = self._compressed.inputs(name, batch, stop_at_first=called_once)
@@ -67,6 +68,19 @@ class InputSums:
                 dense_state, state = (found.rows.to(self._dtype) for found in states)
                 sums.add_deviation(rows[0], dense_state - state)
         return sums
+
+    @contextmanager
+    def _routed_alike(self, name: str) -> Iterator[None]:
+        """Let an expert that is a plain layer read, in the compressed model, what the dense model routes to it.
+
+        Otherwise its rows in the two models would be of different tokens.
+        """
+        found = called_list_of(self._dense.block, self._dense.layers[name])
+        if found is None:
+            yield
+            return
+        with routed_alike(*(side.block.get_submodule(found) for side in (self._dense, self._compressed))):
+            yield
 
     def _found_stream(self) -> ResidualStream:
         if self._stream is None:

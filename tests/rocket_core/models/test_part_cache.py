@@ -120,3 +120,13 @@ def test_a_block_is_restored_after_an_error(block):
     with pytest.raises(StopError), finished.passing(0, torch.randn(2, 3, 8)):
         raise StopError
     assert not any("forward" in vars(module) for module in block.modules())
+
+
+def test_nothing_is_stored_where_the_layer_is_not_reached(block):
+    hidden = torch.randn(2, 3, 8)
+    finished = FinishedParts(block, LAYERS)
+    with finished.passing(0, hidden):
+        block(hidden)
+    with torch.no_grad():
+        block.parts[0].layer.weight.mul_(2)
+    assert torch.equal(passing(block, finished, 0, hidden), block(hidden))

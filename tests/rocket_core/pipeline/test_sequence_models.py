@@ -164,6 +164,42 @@ def test_it_diverges_less_than_uniform_bits_at_equal_bytes(family, bits, dense_f
     assert ours < 0.6 * other
 
 
+@pytest.mark.parametrize("family", ["switch", "nllb-moe"])
+def test_experts_in_lists_are_compressed_for_the_same_tokens(family, dense_folder, settings, tmp_path):
+    folder = dense_folder(family)
+    report = compress(str(folder), tmp_path / "out", settings(preset="best", ratio=0.4, sensitivity_samples=8))
+    experts = [layer for layer in report.layers if ".experts." in layer.name]
+    assert len(experts) + sum(".experts." in name for name in report.skipped) == sum(
+        ".experts." in name for name in block_linears(load_sequence_model(folder))
+    )
+    assert {layer.kind for layer in experts} != {"dense"}
+    # With rows of other tokens, targets would be far from the weights.
+    assert all(layer.achieved_error < 2 * layer.reconstruction_error + 0.05 for layer in experts)
+    found = load_sequence_model(tmp_path / "out" / "factored", dtype=torch.float32)
+    dense = load_sequence_model(tmp_path / "out" / "dense", dtype=torch.float32)
+    expected = sequence_logits(dense, family)
+    torch.testing.assert_close(sequence_logits(found, family), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_blocks_that_look_at_weights_are_refined(dense_folder, settings, tmp_path):
+    family = "t5"
+    how = {"preset": "max", "budget": "bytes", "ratio": 0.7, "sensitivity_samples": 4}
+    report = compress(str(dense_folder(family)), tmp_path / "out", settings(**how))
+    assert report.refinement is not None
+    found = load_sequence_model(tmp_path / "out" / "factored", dtype=torch.float32)
+    dense = load_sequence_model(tmp_path / "out" / "dense", dtype=torch.float32)
+    expected = sequence_logits(dense, family)
+    torch.testing.assert_close(sequence_logits(found, family), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_a_decoder_starts_with_the_token_that_generation_does(dense_folder, settings, tmp_path):
+    folder = dense_folder("t5gemma")
+    assert not hasattr(AutoConfig.from_pretrained(folder), "decoder_start_token_id")
+    compress(str(folder), tmp_path / "out", settings(preset="fast", ratio=0.3))
+    loaded = load_sequence_model(tmp_path / "out" / "factored")
+    assert loaded.generate(**inputs_of("t5gemma"), max_new_tokens=4).shape == (2, 5)
+
+
 def divergence(original, model, text):
     """Return the mean KL divergence of a model's predictions from the original's for the end of a text, in nats."""
     ids = torch.tensor(byte_tokenizer()(text.read_text()).input_ids)

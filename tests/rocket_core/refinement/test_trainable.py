@@ -128,7 +128,7 @@ def test_scales_and_their_gradient_follow_the_formula(form):
     layer, weight = make_layer("int3")
     {"packed": lambda: layer, "unpacked": layer.unpack_, "tabulated": layer.tabulate_}[form]()
     scaled = ScaledLinear(layer)
-    torch.testing.assert_close(scaled.weight().double(), weight, rtol=1e-6, atol=0)
+    torch.testing.assert_close(scaled.weight.double(), weight, rtol=1e-6, atol=0)
     inputs = torch.randn(6, D_IN, generator=torch.Generator().manual_seed(1))
     output = scaled(inputs)
     torch.testing.assert_close(
@@ -147,7 +147,7 @@ def test_trained_scales_are_stored_as_float16():
     scaled = ScaledLinear(layer)
     with torch.no_grad():
         scaled.scales.mul_(1.01).add_(1e-5)
-        wanted = scaled.weight()
+        wanted = scaled.weight
     restored = scaled.restored()
     assert restored is layer
     torch.testing.assert_close(restored.dense_weight(torch.float32), wanted, rtol=2**-10, atol=1e-7)
