@@ -247,7 +247,7 @@ class SquaredGradients:
             with torch.enable_grad():
                 # A copy, as some blocks modify their input in place, which is not allowed for a leaf.
                 output = block(leaf.clone(), *call.args, **call.kwargs)
-                output = output[0] if isinstance(output, tuple) else output
+                output = output[0] if isinstance(output, tuple | list) else output
                 if output.requires_grad:
                     output.backward(gradient.values)
         except NotImplementedError as error:

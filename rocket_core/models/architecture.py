@@ -1,10 +1,10 @@
 """Structure of a Hugging Face model: its repeated blocks and the linear layers that can be compressed.
 
 Everything is discovered; nothing is copied from modeling files. A layer is compressible if its type is exactly
-`nn.Linear` or `Conv1D`, it is inside a repeated block, is not tied, is not the head, and is later seen by a forward
-hook. Experts of a mixture get their own linear layers first (`rocket_core.experts`). A model has one list of blocks; an
-encoder-decoder has two. In a model that reads text and images, these are the blocks of the decoder, and those of its
-tower where they are asked for. Token embedding and head are listed separately.
+`nn.Linear` or `Conv1D`, it is inside a repeated block, is not tied, is not the head, routes no tokens, and is later
+seen by a forward hook. Experts of a mixture get their own linear layers first (`rocket_core.experts`). A model has one
+list of blocks; an encoder-decoder has two. In a model that reads text and images, these are the blocks of the decoder,
+and those of its tower where they are asked for. Token embedding and head are listed separately.
 """
 
 import fnmatch
@@ -31,6 +31,7 @@ from rocket_core.experts import unfuse
 from rocket_core.inspection import preconditions
 from rocket_core.inspection.footprint import positions
 from rocket_core.inspection.layer_names import advice_on_pattern, last_part
+from rocket_core.inspection.model_fields import HIDDEN_SIZES, find_number
 from rocket_core.layers import is_stock_linear
 from rocket_core.models.block_lists import (
     BlockList,
@@ -48,6 +49,7 @@ from rocket_core.models.classes import (
     without_weights,
 )
 from rocket_core.models.pretrained import interpreting, load_config
+from rocket_core.models.routers import routing_layers
 from rocket_core.models.token_tables import TokenTable, find_tables
 
 # Input kind by the model's main argument.
@@ -330,10 +332,12 @@ def _layers_of_tower(model: PreTrainedModel, tower: str) -> tuple[str, ...]:
 def _linear_names(model: PreTrainedModel, block: str) -> list[str]:
     tied_keys = model.all_tied_weights_keys
     tied = {*tied_keys.keys(), *tied_keys.values()}
-    head = model.get_output_embeddings()
+    part = model.get_submodule(block)
+    hidden_size = find_number(model.config.get_text_config().to_dict(), HIDDEN_SIZES)
+    left = {model.get_output_embeddings(), *routing_layers(part, hidden_size or 0)}
     return [
         f"{block}.{name}"
-        for name, module in model.get_submodule(block).named_modules()
-        # Not routers and other subclasses that compute something else.
-        if is_stock_linear(module) and module is not head and f"{block}.{name}.weight" not in tied
+        for name, module in part.named_modules()
+        # Not subclasses that compute something else, as some routers are.
+        if is_stock_linear(module) and module not in left and f"{block}.{name}.weight" not in tied
     ]

@@ -47,7 +47,7 @@ class Activations:
 
     def output_of(self, returned: Any, index: int, batch: int) -> Tensor:
         """Return what the next block reads, given what block `index` returned for one batch."""
-        if isinstance(returned, tuple):
+        if isinstance(returned, tuple | list):
             self.beside = len(returned) - 1
             returned = returned[0]
         added = self.added[batch][index - self.first] if self.added else None

@@ -18,7 +18,7 @@ def is_called(module: nn.Module) -> bool:
 
 
 def called_list_of(block: nn.Module, layer: nn.Module) -> str | None:
-    """Return the name within a block of the innermost called list that contains a layer; None if there is none."""
+    """Return the name within a block of the innermost called list that contains a layer; None where no list does."""
     found = [
         name
         for name, part in block.named_modules()

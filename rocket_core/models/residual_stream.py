@@ -155,7 +155,7 @@ def _noting(outputs: _Outputs, name: str, hidden: Tensor) -> Callable[..., None]
 
 
 def _first_tensor(output: Any) -> Tensor | None:
-    first = output[0] if isinstance(output, tuple) and output else output
+    first = output[0] if isinstance(output, tuple | list) and output else output
     return first if isinstance(first, Tensor) else None
 
 

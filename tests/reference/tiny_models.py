@@ -28,6 +28,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
     OPTConfig,
     OPTForCausalLM,
     Phi3Config,
@@ -114,6 +116,12 @@ def build_phi3() -> PreTrainedModel:
 def build_gpt2() -> PreTrainedModel:
     """Transposed layers (`Conv1D`) with biases, learned positions, tied head."""
     return _build(GPT2LMHeadModel, GPT2Config(**_COMMON, n_inner=INTERMEDIATE_SIZE, initializer_range=0.2))
+
+
+def build_openai_gpt() -> PreTrainedModel:
+    """Return a model whose blocks return lists."""
+    sizes = {"n_positions": MAX_POSITIONS, "n_embd": HIDDEN_SIZE, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
+    return _build(OpenAIGPTLMHeadModel, OpenAIGPTConfig(vocab_size=VOCAB_SIZE, **sizes))
 
 
 def build_opt() -> PreTrainedModel:
@@ -230,6 +238,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma": build_gemma,
     "phi3": build_phi3,
     "gpt2": build_gpt2,
+    "openai_gpt": build_openai_gpt,
     "opt": build_opt,
     "gpt_neox": build_gpt_neox,
     "falcon": build_falcon,
