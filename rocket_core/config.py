@@ -620,7 +620,9 @@ class CompressionConfig(MethodOptions):
             group_sizes=sizes if self.group_size is None else self.group_size,
             alone={"quantized", "entropy_coded"}.issuperset(self.kinds),
             finest=readable.finest and self.group_size is None,
-            smaller=self.entropy_codes or self.codes_factors,
+            fixed="quantized" in self.kinds,
+            entropy_coded=self.entropy_codes,
+            factors=self.codes_factors,
         )
 
     @property

@@ -89,13 +89,14 @@ def _ask(server: str, model: str, compression: ServerOptions, token: str | None,
 
 
 def _estimate_here(model: str, compression: ServerOptions, token: str | None) -> Estimate:
+    from rocket_core.exports.gguf_size import dense_file_bytes
     from rocket_core.inspection.estimate import estimate_run, expected_seconds
     from rocket_core.inspection.requests import inspect_model
     from rocket_core.system.machine import free_disk, free_machine_memory
 
     config = compression.config(dtype=compression.dtype, precision=compression.precision)
-    found = inspect_model(model, config, revision=compression.revision, token=token)
-    estimated = estimate_run(found.settings, found.weights, config)
+    found = inspect_model(model, config, revision=compression.revision, token=token, file_size=dense_file_bytes)
+    estimated = estimate_run(found.settings, found.weights, config, dense_file_bytes=found.dense_file_bytes)
     warning = estimated.coverage.warning
     return Estimate(
         model_id=model,

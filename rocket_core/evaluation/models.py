@@ -40,7 +40,8 @@ from rocket_core.exports.gguf_reader import read_weights
 from rocket_core.inspection.hub import offline
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
-from rocket_core.inspection.safetensors_headers import local_weight_files, read_header, sum_summaries, summarize
+from rocket_core.inspection.safetensors_headers import local_weight_files, read_header
+from rocket_core.inspection.weight_summary import sum_summaries, summarize
 from rocket_core.layers import QUANT_METHOD
 from rocket_core.models.classes import decodes_several_kinds, generating_class, named_class, named_classes
 from rocket_core.models.pretrained import check_settings, interpreting, load_config, load_tokenizer

@@ -13,7 +13,6 @@ from rocket_core.inspection.batch_size import tokens_per_batch
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
 from rocket_core.inspection.duration import Operations, total_operations
 from rocket_core.inspection.evaluation_footprint import evaluation_footprint
-from rocket_core.inspection.feasibility import reach_of_model
 from rocket_core.inspection.footprint import (
     ModelShape,
     ResourceEstimate,
@@ -27,9 +26,10 @@ from rocket_core.inspection.footprint import (
 )
 from rocket_core.inspection.header_coverage import coverage_of_headers
 from rocket_core.inspection.healing_footprint import HealingSizes, batch_windows, healing_footprint, vocabulary
+from rocket_core.inspection.model_reach import reach_of_headers
 from rocket_core.inspection.preconditions import input_kind, window_length
-from rocket_core.inspection.safetensors_headers import WeightSummary
 from rocket_core.inspection.tower_footprint import tower_workload
+from rocket_core.inspection.weight_summary import WeightSummary
 from rocket_core.system.machine_speed import has_accelerator, measure_speed
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
@@ -70,13 +70,20 @@ class RunEstimate:
     operations: Operations | None
 
 
-def estimate_run(settings: Mapping[str, Any], weights: WeightSummary, config: CompressionConfig) -> RunEstimate:
+def estimate_run(
+    settings: Mapping[str, Any],
+    weights: WeightSummary,
+    config: CompressionConfig,
+    *,
+    dense_file_bytes: int | None = None,
+) -> RunEstimate:
     """Estimate what a run makes and needs.
 
     Args:
         settings: the content of config.json, checked by `rocket_core.inspection.requests`.
         weights: summary of the safetensors headers, checked as well.
         config: the compression.
+        dense_file_bytes: see `model_reach.reach_of_headers`.
 
     Raises:
         InvalidConfigError: a length is more than the model has positions for.
@@ -92,10 +99,7 @@ def estimate_run(settings: Mapping[str, Any], weights: WeightSummary, config: Co
         **_sample_sizes(settings, window, vision=config.includes_vision),
     )
     footprint = _with_measurements(estimate_footprint(model, work), model, config, settings)
-    only = config.target if isinstance(config.target, ByFormat) else None
-    reach = reach_of_model(
-        model, quantizes=config.quantizes, only=only, tables=config.decides_tables, codes=config.code_choices
-    )
+    reach = reach_of_headers(settings, weights, config, dense_file_bytes=dense_file_bytes)
     # Without a target, the bounds are those of the dense model.
     ratio = 0.0 if config.target is None else reach.check(config.target)
     return RunEstimate(
@@ -104,7 +108,7 @@ def estimate_run(settings: Mapping[str, Any], weights: WeightSummary, config: Co
         compressible_parameters=model.compressible_parameters,
         # Codes keep every parameter in fewer bits.
         kept_parameters=budget.parameter_budget(
-            model.compressible_parameters, 0.0 if config.quantizes or only else ratio
+            model.compressible_parameters, 0.0 if config.quantizes or config.stores_one_format else ratio
         ),
         factored_bytes=_most_bytes(model, ratio, config.target),
         ratio=ratio,
@@ -144,7 +148,7 @@ def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:
     largest = factored_export_bytes(model, ratio)
     match target:
         case ByBytes(target_bytes=size):
-            return min(largest, size)
+            return min(factored_export_bytes(model, 0.0), size)
         case ByBits(bits=bits):
             dense = budget.dense_bytes(model.compressible_parameters, 1, model.itemsize)
             layers = budget.bits_budget(model.compressible_parameters, bits) + _LAYER_HEADER_BYTES * len(model.shapes)
