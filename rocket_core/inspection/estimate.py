@@ -11,7 +11,7 @@ from rocket_core.config import CompressionConfig
 from rocket_core.coverage import Coverage
 from rocket_core.inspection.batch_size import tokens_per_batch
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
-from rocket_core.inspection.duration import Operations, total_operations
+from rocket_core.inspection.duration import total_operations, why_uncounted
 from rocket_core.inspection.evaluation_footprint import evaluation_footprint
 from rocket_core.inspection.footprint import (
     ModelShape,
@@ -27,6 +27,7 @@ from rocket_core.inspection.footprint import (
 from rocket_core.inspection.header_coverage import coverage_of_headers
 from rocket_core.inspection.healing_footprint import HealingSizes, batch_windows, healing_footprint, vocabulary
 from rocket_core.inspection.model_reach import reach_of_headers
+from rocket_core.inspection.operations import Operations
 from rocket_core.inspection.preconditions import input_kind, window_length
 from rocket_core.inspection.tower_footprint import tower_workload
 from rocket_core.inspection.weight_summary import WeightSummary
@@ -54,6 +55,7 @@ class RunEstimate:
         disk_bytes: disk space for checkpoints and artifacts.
         coverage: what of the model is selected.
         operations: what its time depends on; None if that is not known.
+        why_no_time: why it is not; None if it is.
     """
 
     parameters: int
@@ -68,6 +70,7 @@ class RunEstimate:
     disk_bytes: int
     coverage: Coverage
     operations: Operations | None
+    why_no_time: str | None
 
 
 def estimate_run(
@@ -102,6 +105,7 @@ def estimate_run(
     reach = reach_of_headers(settings, weights, config, dense_file_bytes=dense_file_bytes)
     # Without a target, the bounds are those of the dense model.
     ratio = 0.0 if config.target is None else reach.check(config.target)
+    unknown = _why_no_time(config)
     return RunEstimate(
         parameters=model.parameters,
         stored_bytes=model.stored_bytes,
@@ -117,18 +121,28 @@ def estimate_run(
         memory_bytes=footprint.memory_bytes,
         disk_bytes=footprint.disk_bytes,
         coverage=coverage_of_headers(settings, weights, config),
-        operations=_operations(config, model, work),
+        operations=None if unknown is not None else total_operations(model, work),
+        why_no_time=unknown,
     )
 
 
 def expected_seconds(operations: Operations | None) -> float | None:
-    """Return the seconds of a run on this machine; None if they are not known, as on a GPU or without numpy.
+    """Return the seconds of a run on this machine; None if they are not known, as where `why_not_timed_here` says so.
 
     The machine's speed is measured once in a process, in half a second.
     """
-    if operations is None or has_accelerator() or find_spec("numpy") is None:
+    if operations is None or why_not_timed_here() is not None:
         return None
     return float(f"{operations.duration(measure_speed()):.2g}")
+
+
+def why_not_timed_here() -> str | None:
+    """Return why the time of no run is known on this machine; None if it is."""
+    if has_accelerator():
+        return "this machine has a GPU, whose speed is not measured beforehand"
+    if find_spec("numpy") is None:
+        return "numpy is not installed here, with which the speed of this machine is measured"
+    return None
 
 
 def _sample_sizes(settings: Mapping[str, Any], window: int, *, vision: bool) -> dict[str, int]:
@@ -137,11 +151,17 @@ def _sample_sizes(settings: Mapping[str, Any], window: int, *, vision: bool) -> 
     return {"input_bytes": input_bytes(settings, input_kind(settings))}
 
 
-def _operations(config: CompressionConfig, model: ModelShape, work: Workload) -> Operations | None:
-    """Return the operations of a run that only compresses; None if they are not known."""
-    if config.benchmark or config.evaluate is not None or config.heal_tokens is not None:
-        return None
-    return total_operations(model, work)
+def _why_no_time(config: CompressionConfig) -> str | None:
+    """Return why the time of a run is not known; None if it is, as of one that only compresses."""
+    more = [
+        ("an evaluation", config.evaluate is not None),
+        ("a measurement of speed", config.benchmark),
+        ("healing", config.heal_tokens is not None),
+    ]
+    asked = next((name for name, is_asked in more if is_asked), None)
+    if asked is not None:
+        return f"the time of {asked} is not counted; without it, that of the compression is"
+    return why_uncounted(config)
 
 
 def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:

@@ -14,7 +14,7 @@ from rocket_core.budget import Shape
 from rocket_core.config import CompressionConfig, InputKind
 from rocket_core.inspection.batch_size import TOKENS_PER_BATCH
 from rocket_core.inspection.block_lists import compressed_lists, list_of
-from rocket_core.inspection.header_layers import find_layers
+from rocket_core.inspection.header_layers import find_layers, likely_tables
 from rocket_core.inspection.layer_footprint import gram_bytes, solver_bytes
 from rocket_core.inspection.layer_names import family_of
 from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
@@ -71,6 +71,7 @@ class ModelShape:
         stored_bytes: bytes of the checkpoint.
         predicts: whether sensitivities are those of the loss of predicted tokens.
         tower: the tower whose layers are selected; None for none.
+        tables: `(d_in, d_out)` of token embedding and head, where they may be quantized.
     """
 
     layers: tuple[tuple[Shape, ...], ...]
@@ -84,6 +85,7 @@ class ModelShape:
     largest_table: int | None = None
     predicts: bool = False
     tower: TowerShape | None = None
+    tables: tuple[Shape, ...] = ()
 
     @property
     def shapes(self) -> list[Shape]:
@@ -289,6 +291,7 @@ def describe_model(
         predicts=predicts_tokens(config) or bool(config.get("is_encoder_decoder")),
         largest_table=min(weights.largest_tensor, weights.parameters - sum(weights.block_parameters.values())) or None,
         stored_bytes=weights.stored_bytes,
+        tables=likely_tables(config, weights, ignore=ignore),
     )
 
 

@@ -112,6 +112,18 @@ def find_tables(config: Mapping[str, object], weights: WeightSummary, *, ignore:
     return HeaderTables(shapes=kept, are_known=not is_ignored(named) and _all_quantizable(config, found))
 
 
+def likely_tables(
+    config: Mapping[str, object], weights: WeightSummary, *, ignore: Sequence[str] = ()
+) -> tuple[Shape, ...]:
+    """Return the shapes of what seems to be token embedding and head: in other families, what has a row for each token.
+
+    The arguments are those of `find_tables`.
+    """
+    found = find_tables(config, weights, ignore=ignore)
+    rows = None if found.is_family_known else find_number(config, ("vocab_size",))
+    return tuple((d_in, d_out) for d_in, d_out in found.shapes.values() if rows is None or d_out == rows)
+
+
 def _all_quantizable(config: Mapping[str, object], tables: Collection[str]) -> bool:
     """Return whether all stored tables of a known family can be quantized: one, or two that are not meant to be tied.
 

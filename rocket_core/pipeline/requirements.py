@@ -94,6 +94,7 @@ def _model_shape(run: Run) -> ModelShape:
         largest_table=max(tables, default=None),
         predicts=natural_loss(model, reads_in_order=in_order) == "tokens",
         stored_bytes=run.checkpoint.stored_bytes,
+        tables=tuple(run.architecture.shape(table.name) for table in run.tables),
     )
 
 
