@@ -38,6 +38,7 @@ from rocket_core.errors import (
 from rocket_core.exports.gguf_model import GgufPlan, plan_gguf
 from rocket_core.exports.gguf_reader import read_weights
 from rocket_core.inspection.hub import offline
+from rocket_core.inspection.model_advice import advice_on_folder
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
 from rocket_core.inspection.safetensors_headers import local_weight_files, read_header
@@ -95,7 +96,7 @@ def open_model(path: Path) -> ModelFolder:
         UnsupportedArchitectureError: not a causal language model or text encoder that `transformers` knows.
     """
     if not (path / CONFIG_NAME).is_file():
-        raise ModelNotFoundError(f"{path} holds no model: there is no {CONFIG_NAME}; check the path")
+        raise ModelNotFoundError(f"{path} holds no model: there is no {CONFIG_NAME}; {advice_on_folder(path)}")
     vet_folder(path, str(path))
     config = load_config(path)
     check_settings(path)
