@@ -25,10 +25,13 @@ from rocket_core.errors import InfeasibleBudgetError
 from rocket_core.pipeline import Progress, compress
 
 FACTORED = ("low_rank", "factored", "shared")
+WITHOUT_CODES = "best, without codes"
+"""Name of runs of `best` that store numbers as wide as the model's; it equals `best` at equal parameters."""
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "paper": {"preset": "paper"},
     "fast": {"preset": "fast"},
     "best": {"preset": "best"},
+    WITHOUT_CODES: {"preset": "best", "kinds": (*FACTORED, "sparse")},
     "best, factored only": {"preset": "best", "kinds": FACTORED},
     "svd-llm": {"method": "svd-llm"},
     "cospadi": {"method": "cospadi"},
@@ -37,6 +40,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "wanda": {"method": "wanda"},
     "sparsegpt": {"method": "sparsegpt"},
 }
+_COMPARED = ("fast", "best", WITHOUT_CODES, "best, factored only")
 BASELINES = ("svd-llm", "cospadi", "rocket-uniform", "magnitude", "wanda", "sparsegpt")
 
 # Upper bounds on the excess over the dense model, at equal parameters, as a fraction of that of `paper`.
@@ -104,7 +108,8 @@ class Results:
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows = rows
-        self.variants = list(dict.fromkeys(row["variant"] for row in rows))
+        found = {row["variant"] for row in rows}
+        self.variants = [variant for variant in VARIANTS if variant in found]
         self.budgets = list(dict.fromkeys(row["budget"] for row in rows))
         self.ratios = sorted({row["ratio"] for row in rows})
         self.measure = next((row["measure"] for row in rows if "measure" in row), "")
@@ -126,6 +131,12 @@ class Results:
         values = self.values(variant, budget, ratio)
         return statistics.mean(values) - (0 if self.measure == "drift" else 1) if values else None
 
+    def tried(self, budget: str) -> list[str]:
+        """Return the variants that were run with a budget."""
+        return [
+            one for one in self.variants if any((one, budget) == (row["variant"], row["budget"]) for row in self._rows)
+        ]
+
     def missing(self, variant: str, budget: str, ratio: float) -> str:
         """Return the text for a missing value."""
         sought = (variant, budget, ratio)
@@ -143,7 +154,7 @@ def table(results: Results, budget: str) -> Iterator[str]:
     yield f"\nAt equal {budget}, {results.measure}:\n"
     yield f"| | {' | '.join(f'{ratio:g}' for ratio in results.ratios)} | CPU s |"
     yield "|---" * (len(results.ratios) + 2) + "|"
-    for variant in results.variants:
+    for variant in results.tried(budget):
         cells = [
             _cell(results.values(variant, budget, r)) or results.missing(variant, budget, r) for r in results.ratios
         ]
@@ -156,18 +167,20 @@ def comparison(results: Results, budget: str) -> Iterator[str]:
     yield f"\nExcess over the dense model, as a part of another's, at equal {budget}:\n"
     yield f"| | {' | '.join(f'{ratio:g}' for ratio in results.ratios)} | CPU time |"
     yield "|---" * (len(results.ratios) + 2) + "|"
-    for variant in [name for name in ("fast", "best", "best, factored only") if name in results.variants]:
+    for variant in [name for name in _COMPARED if name in results.tried(budget)]:
         cells = [_part(results.excess(variant, budget, r), results.excess("paper", budget, r)) for r in results.ratios]
         cost = _part(results.seconds(variant, budget), results.seconds("paper", budget))
         yield f"| {variant}, of paper's | {' | '.join(cells)} | {cost} |"
-    cells = []
-    for ratio in results.ratios:
-        found = {name: results.excess(name, budget, ratio) for name in BASELINES}
-        reached = {name: value for name, value in found.items() if value is not None}
-        name = min(reached, key=reached.__getitem__, default="")
-        part = _part(results.excess("best", budget, ratio), reached.get(name))
-        cells.append(part and f"{part} ({name})")
-    yield f"| best, of the best baseline's | {' | '.join(cells)} | |"
+    for variant in ("best", WITHOUT_CODES):
+        cells = []
+        for ratio in results.ratios:
+            found = {name: results.excess(name, budget, ratio) for name in BASELINES}
+            reached = {name: value for name, value in found.items() if value is not None}
+            name = min(reached, key=reached.__getitem__, default="")
+            part = _part(results.excess(variant, budget, ratio), reached.get(name))
+            cells.append(part and f"{part} ({name})")
+        if variant in results.tried(budget):
+            yield f"| {variant}, of the best baseline's | {' | '.join(cells)} | |"
 
 
 def bars(results: Results) -> Iterator[str]:
@@ -181,13 +194,14 @@ def bars(results: Results) -> Iterator[str]:
         most = asked[variant].get(ratio)
         if own is not None and papers and most is not None:
             yield _bar(f"{variant}: excess at {ratio:g}, of `paper`'s", own / papers, most)
-    for ratio in results.ratios:
-        own = results.values("best", "bytes", ratio)
+    for variant, ratio in product(("best", WITHOUT_CODES), results.ratios):
+        own = results.values(variant, "bytes", ratio)
         others = [(found, name) for name in BASELINES if (found := results.excess(name, "bytes", ratio)) is not None]
         if own and others:
             excess, name = min(others)
             least = min(own) - (0 if drift else 1)
-            yield _bar(f"excess at {ratio:g}, equal bytes, of the best baseline's ({name})", least / excess, 1)
+            what = f"{variant}: excess at {ratio:g}, equal bytes, of the best baseline's ({name})"
+            yield _bar(what, least / excess, 1)
     shortfalls = [
         (row[of] - row["ratio"]) / (1 - row["ratio"])
         for budget, of in (("parameters", "achieved"), ("bytes", "achieved_bytes"))
@@ -210,7 +224,7 @@ def plot(results: Results, budget: str, file: Path) -> None:
     mpl.rcParams.update({"svg.hashsalt": "rocket", "svg.fonttype": "none"})
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     dense = 0 if results.measure == "drift" else 1
-    for variant in results.variants:
+    for variant in results.tried(budget):
         runs = {ratio: results.values(variant, budget, ratio) for ratio in results.ratios}
         ratios = [ratio for ratio, values in runs.items() if values]
         means = [statistics.mean(runs[ratio]) - dense for ratio in ratios]
@@ -220,7 +234,8 @@ def plot(results: Results, budget: str, file: Path) -> None:
         ]
         style = "--" if variant in BASELINES else "-"
         axes.errorbar(ratios, means, reach, label=variant, linestyle=style, marker=".", capsize=2)
-    axes.set_yscale("log")
+    # Losses of nothing, or less, have no place on it.
+    axes.set_yscale("log", nonpositive="mask")
     axes.set_xticks(results.ratios)
     axes.set_xlabel(f"compression ratio ({budget})")
     axes.set_ylabel(results.measure if dense == 0 else "perplexity over dense, less 1")
@@ -260,7 +275,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = json.loads(file.read_text()) if file.is_file() else []
     known = {(row["variant"], row["ratio"], row["budget"], row["seed"]) for row in rows}
     for combination in product(given.variants, given.ratios, given.budgets, given.seeds):
-        if combination not in known:
+        variant, _, budget, _ = combination
+        if combination not in known and (variant, budget) != (WITHOUT_CODES, "parameters"):
             rows.append(run(given, *combination))
             print(json.dumps(rows[-1]), flush=True)
             file.write_text(json.dumps(rows, indent=1) + "\n")

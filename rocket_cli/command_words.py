@@ -1,5 +1,6 @@
-"""Messages of the API in the words of the terminal: where the API names a request, a command is named."""
+"""Messages of the API and of typer in the words of the terminal."""
 
+import difflib
 import re
 from collections.abc import Mapping
 
@@ -11,6 +12,22 @@ _COMMANDS: Mapping[str, str] = {
     "calibrations": "calibrations",
 }
 _REQUEST = re.compile(r"GET /(\w+)((?:/[\w{}]+)*)")
+
+_CHOICES = re.compile(r"'(.*)' is not one of (.*)\.")
+# Programs that read the files of another one, by which people may ask for them.
+_SAME_FILES = {"ollama": "llama.cpp", "lmstudio": "llama.cpp", "lm-studio": "llama.cpp", "gguf": "llama.cpp"}
+
+
+def plain_message(message: str) -> str:
+    """Return a message about an option without the words of its validator, with the value that is nearest."""
+    plain = message.replace("Value error, ", "")
+    found = _CHOICES.fullmatch(plain)
+    if found is None:
+        return plain
+    choices = re.findall(r"'([^']*)'", found[2])
+    asked = found[1].lower()
+    near = [_SAME_FILES[asked]] if _SAME_FILES.get(asked) in choices else difflib.get_close_matches(asked, choices, n=1)
+    return f"{plain} Did you mean {near[0]!r}?" if near else plain
 
 
 def command_words(message: str) -> str:

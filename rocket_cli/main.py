@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from rocket_cli.command_words import plain_message
 from rocket_cli.commands import (
     bench,
     catalog,
@@ -45,6 +46,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.TyperException as error:
+            error.message = plain_message(error.message)
             if "--json" in (ctx.obj or ()):
                 typer.echo(json.dumps({"error": {"code": "invalid_usage", "message": error.format_message()}}))
             raise

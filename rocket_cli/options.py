@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from rocket_cli import completion
 from rocket_client._defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
 from rocket_core.engines import ENGINES, EngineName
 from rocket_core.report.figures import ERROR_NAMES
+from rocket_core.target import parse_size
 from rocket_core.token_counts import parse_tokens
 
 
@@ -85,14 +85,11 @@ Ratio = Annotated[
 
 def _size(text: str) -> int:
     try:
-        return _SIZE.validate_python(text)
-    except ValidationError:
-        raise typer.BadParameter(
-            f"{text!r} is not a size; use a number of bytes, or for example 500MB, 1.5GB, 700MiB"
-        ) from None
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
-_SIZE: TypeAdapter[int] = TypeAdapter(ByteSize)
 Size = Annotated[
     int | None,
     typer.Option(

@@ -398,6 +398,8 @@ class Estimate(Resource):
     """seconds that the compression takes if the machine does nothing else, within a factor of 1.5 for most models; null
     if it is not known.
     """
+    seconds_unknown: str | None = None
+    """why `seconds` is null, in words; null if it is not, and from servers that do not say."""
 
 
 class Named(Resource):

@@ -13,6 +13,14 @@ CandidateKind = Literal["dense", "low_rank", "factored", "sparse", "quantized", 
 CODE_KINDS: frozenset[CandidateKind] = frozenset({"quantized", "entropy_coded"})
 """Kinds that keep every weight, as an integer code."""
 
+FACTOR_NAMES = ("weight", "weight_mask", "weight_u")
+"""Names of the tensors that may replace the weight of a layer stored as factors, to be appended to its name and a dot.
+"""
+CODED_FACTOR_NAMES = (*FACTOR_NAMES, "weight_scale", "weight_u_scale")
+"""Names of the tensors that may replace the weight of a layer stored as factors whose numbers are codes."""
+PACKED_NAMES = ("weight_packed", "weight_scale", "weight_shape")
+"""Names of the tensors that replace the weight of a layer in a file of compressed-tensors."""
+
 _Count = Annotated[int, Field(ge=0)]
 _Error = Annotated[float, Field(ge=0)]
 

@@ -1,11 +1,12 @@
 """Storage of rounded weights: bits of codes and scales, and the size of groups. Loads no torch."""
 
+import bisect
 import math
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Literal
 
-from rocket_core.budget import quantized_bytes, scale_bytes
+from rocket_core.budget import bits_budget, quantized_bytes, scale_bytes
 from rocket_core.gguf_types import BLOCK_FORMATS, BlockFormat, block_types_for
 
 CodeBits = Literal[2, 3, 4, 5, 6, 7, 8]
@@ -35,6 +36,12 @@ _FINEST_GROUPS: dict[bool, tuple[GroupSize, ...]] = {False: (32,), True: (16, 8)
 _LEAST_CODED_PART = 0.5
 # Aligned codes fill words of so many bits.
 _WORD_BITS = 32
+# Bits per weight of low-rank candidates whose factors are codes. With more, codes of the weight itself have less error:
+# on stories260K and MiniLM the knapsack takes none with 2.6 or 3 bits at 0.13 to 0.3 of the bytes, and those are the
+# slowest to profile.
+_FACTOR_BITS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.3)
+# A Huffman code takes at least a bit for a byte, of at most three codes, and at most so many bytes for its table.
+_CODES_PER_BIT, _STREAM_BYTES = 3, 64
 # Logarithmic steps per octave, by the bits of a scale; for scales in float16 those of their unit.
 _STEPS_PER_OCTAVE: dict[ScaleBits, int] = {6: 6, 8: 12, 16: 1}
 # Units of scales are within this many octaves of 1, so that no weight overflows in float32 and no scale becomes zero.
@@ -53,8 +60,9 @@ class CodeChoices:
             `CodeFormat.bfloat16_scales` says: what compressed-tensors stores.
         blocks: whether layers have block types of llama.cpp instead; bits and group sizes do not matter then.
         finest: whether codes of 8 bits may also have float16 scales for small groups.
-        smaller: whether layers may also take fewer bytes than in any format, down to `fewest_coded_bytes`: entropy
-            coded, or as factors that are codes.
+        fixed: whether layers may have codes of a fixed number of bits.
+        entropy_coded: whether layers may be entropy coded, down to `fewest_coded_bytes`.
+        factors: whether layers may also be low-rank factors of codes.
     """
 
     bits: tuple[CodeBits, ...] = CODE_BITS
@@ -63,14 +71,14 @@ class CodeChoices:
     aligned: bool = False
     blocks: bool = False
     finest: bool = False
-    smaller: bool = False
+    fixed: bool = True
+    entropy_coded: bool = False
+    factors: bool = False
 
     @property
-    def fewest_bits(self) -> float:
-        """A lower bound on the bits per weight of any layer that is quantized."""
-        if self.blocks:
-            return min(block_format.bits_per_weight for block_format in BLOCK_FORMATS.values())
-        return min(self.bits)
+    def of_tables(self) -> "CodeChoices":
+        """The formats that token embedding and head may have."""
+        return replace(self, alone=True, entropy_coded=False, factors=False)
 
     def groups(self, d_in: int) -> list[tuple[int, ScaleBits]]:
         """Return the sizes of groups in a layer, and the bits of their scales.
@@ -216,3 +224,39 @@ def fewest_coded_bytes(d_in: int, d_out: int) -> int:
     fewest = fewest_bytes(d_in, d_out)
     assert fewest is not None, "formats that need not be aligned suit every layer"
     return math.ceil(_LEAST_CODED_PART * fewest)
+
+
+def most_coded_bytes(d_in: int, d_out: int) -> int:
+    """Return an upper bound on the bytes of a layer's smallest entropy-coded candidate.
+
+    Codes become fewer until the candidate has `fewest_coded_bytes`, or all are zero, as in layers so small that the
+    code's table takes more.
+    """
+    zeros = _STREAM_BYTES + d_in * d_out // (8 * _CODES_PER_BIT) + coded_format(d_in).scale_bytes(d_in, d_out)
+    return max(fewest_coded_bytes(d_in, d_out), zeros)
+
+
+@lru_cache(maxsize=2**14)
+def factor_ranks(d_in: int, d_out: int) -> tuple[int, ...]:
+    """Return the ranks of a layer's low-rank candidates whose factors are codes, falling; none if it is too small.
+
+    Each is the largest within one of some numbers of bits per weight.
+    """
+    ranks = range(1, min(d_in, d_out) + 1)
+    within = {
+        bisect.bisect_right(ranks, bits_budget(d_in * d_out, bits), key=lambda rank: _factor_bytes(d_in, d_out, rank))
+        for bits in _FACTOR_BITS
+    }
+    least = fewest_coded_bytes(d_in, d_out)
+    return tuple(
+        rank for rank in sorted(within, reverse=True) if rank >= 1 and _factor_bytes(d_in, d_out, rank) >= least
+    )
+
+
+def fewest_factor_bytes(d_in: int, d_out: int) -> int | None:
+    """Return the bytes of a layer's smallest low-rank candidate whose factors are codes; None if it has none."""
+    return min((_factor_bytes(d_in, d_out, rank) for rank in factor_ranks(d_in, d_out)), default=None)
+
+
+def _factor_bytes(d_in: int, d_out: int, rank: int) -> int:
+    return FACTOR_CODES.low_rank_bytes(d_in, d_out, rank)

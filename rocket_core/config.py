@@ -82,7 +82,7 @@ KINDS: tuple[Kind, ...] = ROCKET.kinds
 """All kinds."""
 
 DEFAULT_PRESET: Preset = "fast"
-"""Source of the settings' own defaults: far better than `paper` at twice its cost, and a profile answers any ratio."""
+"""Source of the settings' own defaults: far better than `paper` in about its time, and a profile answers any ratio."""
 
 PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
     {
@@ -287,9 +287,9 @@ class MethodOptions(FrozenModel):
 
     preset: Preset = DEFAULT_PRESET
     """values for the settings that are not given: `paper` (the paper's algorithm to the letter), `fast` (the default:
-    one pass of calibration, about 1.5 to 2.5 times the time of `paper`), `best` (3 to 3.5 times that time) or `max`
-    (`best` with `refine`, two to four times its time); see `PRESETS`. Defaults named below are those of `fast`. If no
-    preset is given, methods other than `rocket` use `paper`.
+    one pass of calibration, about 0.9 to 1.5 times the time of `paper`), `best` (2 to 3.3 times that of `paper`) or
+    `max` (`best` with `refine`, two to four times its time); see `PRESETS`. Defaults named below are those of
+    `fast`. If no preset is given, methods other than `rocket` use `paper`.
     """
     method: Method = "rocket"
     """how layers are compressed: `rocket` (default), or for comparison: `rocket-uniform` (the paper's method with every
@@ -620,7 +620,9 @@ class CompressionConfig(MethodOptions):
             group_sizes=sizes if self.group_size is None else self.group_size,
             alone={"quantized", "entropy_coded"}.issuperset(self.kinds),
             finest=readable.finest and self.group_size is None,
-            smaller=self.entropy_codes or self.codes_factors,
+            fixed="quantized" in self.kinds,
+            entropy_coded=self.entropy_codes,
+            factors=self.codes_factors,
         )
 
     @property

@@ -31,6 +31,7 @@ class Reach:
         parameters: parameters of the compressible layers when dense, >= 1.
         unit_bytes: bytes of one unit when dense.
         other_bytes: bytes of the factored artifact apart from these layers.
+        unsure_bytes: what these may be more, where they are a lower bound.
     """
 
     unit: BudgetUnit
@@ -40,6 +41,7 @@ class Reach:
     parameters: int
     unit_bytes: int = 1
     other_bytes: int = 0
+    unsure_bytes: int = 0
 
     @property
     def ratio(self) -> float:
@@ -49,7 +51,7 @@ class Reach:
     @property
     def model_bytes(self) -> int:
         """Bytes of the smallest artifact that is certain to be reachable, without the masks of unprofiled layers."""
-        return self._bytes_of(self.certain)
+        return self._bytes_of(self.certain) + self.unsure_bytes
 
     @property
     def bits(self) -> float:
@@ -116,7 +118,7 @@ class Reach:
                     f"{self.unit}; {_advice(f'{self.ratio}', most, 'less')}, or ignore fewer layers"
                 )
             case ByBytes(target_bytes=size):
-                certain, least = (_size_up(self._bytes_of(kept)) for kept in (self.certain, fewest))
+                certain, least = _size_up(self.model_bytes), _size_up(self._bytes_of(fewest))
                 return (
                     f"{_size(size)} is out of reach: what is not compressed takes {_size_up(self.other_bytes)}, "
                     f"and with the layers at least {least}; {_advice(certain, least, 'more')}, or "
@@ -161,4 +163,4 @@ def _advice(certain: str, nearest: str, direction: str) -> str:
     """Return what to ask for, given the nearest target that is certain to be reachable and the nearest conceivable."""
     if certain == nearest:
         return f"ask for that or {direction}"
-    return f"ask for {certain} or {direction}, which is certain to be reachable (profiling decides what is between)"
+    return f"ask for {certain} or {direction}, which is certain to be reachable (the job finds out whether less is)"

@@ -1,9 +1,10 @@
 """What a compression aims at: a ratio, a size, bits per weight, or one format for every layer."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from rocket_core.code_format import CodeBits, CodeFormat
 
@@ -102,3 +103,30 @@ def target_of(
     if bits is not None:
         return ByBits(bits=float(bits))
     return None if target_bytes is None else ByBytes(target_bytes=target_bytes)
+
+
+_SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
+_WRITTEN_SIZE = re.compile(r"\s*(\d*\.?\d+)\s*([a-zA-Z]*)\s*")
+# No model has so few bytes, and people who write such a number mean another unit.
+_LEAST_WITHOUT_UNIT = 1000
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size as people write it: 500MB, 1.5 GB, 700MiB, or a number of bytes.
+
+    Raises:
+        ValueError: the text is something else; the message says what to write.
+    """
+    if text.strip().endswith("%"):
+        part = text.strip().removesuffix("%").strip()
+        raise ValueError(f"{text!r} is not a size; write for example 500MB, or give a ratio: {part}% is removed then")
+    written = _WRITTEN_SIZE.fullmatch(text)
+    try:
+        size = int(_SIZE.validate_python(text)) if written else None
+    except ValidationError:
+        size = None
+    if written is None or size is None:
+        raise ValueError(f"{text!r} is not a size; use a number of bytes, or for example 500MB, 1.5GB, 700MiB")
+    if not written[2] and size < _LEAST_WITHOUT_UNIT:
+        raise ValueError(f"{text} without a unit is a number of bytes; write for example {text}MB or {text}GB")
+    return size

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from app.pages.form_bodies import FormDep
 from app.services.access import Caller
 from app.shared.errors import PermissionDeniedError
 from app.shared.requests import CompressionRequest, EvaluationRequest, JobRequest, ProfileRequest
 from rocket_core.engines import ENGINES, ROCKET, Engine
+from rocket_core.target import parse_size
 from rocket_core.token_counts import parse_tokens
 
-_SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 _CSRF_HEADER = "x-csrf-token"
 # The form field of each member of a request.
 _FIELDS = {
@@ -176,9 +176,9 @@ def _exports(chosen: str, engine: Engine) -> list[str]:
 
 def _size(text: str) -> int:
     try:
-        return int(_SIZE.validate_python(text))
-    except ValidationError:
-        raise InvalidFieldsError({"size": "write a size such as 500MB or 1.5GB"}) from None
+        return parse_size(text)
+    except ValueError as error:
+        raise InvalidFieldsError({"size": str(error)}) from None
 
 
 def _tokens(text: str) -> int:

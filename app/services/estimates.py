@@ -6,13 +6,13 @@ from pydantic import SecretStr
 
 from app.services import quotas
 from app.services.context import Context
-from app.services.questions import Operations
+from app.services.questions import Figures
 from app.services.uploads import check_dataset
 from app.shared.requests import JobRequest
 from rocket_client import models as contract
 from rocket_core.errors import HubUnavailableError
-from rocket_core.inspection import duration
-from rocket_core.inspection.estimate import expected_seconds
+from rocket_core.inspection.estimate import expected_seconds, why_not_timed_here
+from rocket_core.inspection.operations import Operations
 from rocket_core.system.machine import free_disk, free_machine_memory
 
 
@@ -36,7 +36,7 @@ class Estimate(contract.Estimate, extra="forbid"):
     seconds: float | None
     """seconds that the compression takes on this machine if it does nothing else, within a factor of 1.5 for most
     models; null where jobs run on other machines or on a GPU, for jobs that also evaluate, measure speed or heal, and
-    for settings other than sparse and factored layers that are compressed independently.
+    for settings whose operations are not counted, such as the presets `best` and `max`.
     """
 
 
@@ -57,20 +57,27 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
         raise HubUnavailableError(
             "the model has too many headers to read from the Hub in one request; submit the job, which reads them"
         )
+    unknown = _why_no_seconds(context, judged.figures)
     return Estimate(
         model_id=request.model_id,
         available=_available(context),
         warnings=judged.warnings,
-        seconds=_seconds(context, judged.figures.operations),
-        **judged.figures.model_dump(exclude={"operations"}),
+        seconds=_seconds(judged.figures) if unknown is None else None,
+        seconds_unknown=unknown,
+        **judged.figures.model_dump(exclude={"operations", "why_no_time"}),
     )
 
 
-def _seconds(context: Context, operations: Operations | None) -> float | None:
-    """Return the seconds of a job; None if they, or the speed of the machine that runs it, are not known."""
-    if operations is None or not _runs_here(context):
-        return None
-    return expected_seconds(duration.Operations(**operations.model_dump()))
+def _why_no_seconds(context: Context, figures: Figures) -> str | None:
+    """Return why the seconds of a job are not known; None if they are."""
+    if not _runs_here(context):
+        return "jobs run on other machines, whose speed is not known here"
+    return figures.why_no_time or why_not_timed_here()
+
+
+def _seconds(figures: Figures) -> float | None:
+    assert figures.operations is not None, "operations are unknown for a reason"
+    return expected_seconds(Operations(**figures.operations.model_dump()))
 
 
 def _available(context: Context) -> Available | None:

@@ -7,6 +7,7 @@ this machine.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from app.shared.errors import OverQuotaError
 from app.shared.requests import UPLOAD, JobRequest
 from rocket_core.config import BUILTIN_DATASET
 from rocket_core.errors import ModelNotFoundError
+from rocket_core.exports.gguf_size import dense_file_bytes
 from rocket_core.inspection.estimate import RunEstimate, estimate_run
 from rocket_core.inspection.header_coverage import coverage_of_headers
 from rocket_core.inspection.hub import find_repository
@@ -28,7 +30,7 @@ from rocket_core.inspection.requests import (
     read_settings,
     read_weights,
 )
-from rocket_core.inspection.safetensors_headers import WeightSummary
+from rocket_core.inspection.weight_summary import WeightSummary
 
 # Lines of calibration data that are judged with the request; the run reads all.
 _MOST_LINES = 10_000
@@ -42,11 +44,13 @@ class _Inspected:
         settings: the content of its config.json.
         weights: summary of its headers; None where the Hub would take too long to send them.
         commit: commit of its repository; None for a local model.
+        dense_file_bytes: bytes of the GGUF file of the dense model; None if it is not asked for, or not known.
     """
 
     settings: Mapping[str, Any]
     weights: WeightSummary | None
     commit: str | None = None
+    dense_file_bytes: int | None = None
 
 
 def judge(question: Question) -> Judged:
@@ -63,7 +67,7 @@ def judge(question: Question) -> Judged:
     config = question.request.compression_config(dataset=BUILTIN_DATASET)
     figures = None
     if question.is_estimate:
-        estimate = estimate_run(model.settings, model.weights, config)
+        estimate = estimate_run(model.settings, model.weights, config, dense_file_bytes=model.dense_file_bytes)
         selected, figures = estimate.coverage, _figures(estimate, model.commit, question.request)
     else:
         selected = coverage_of_headers(model.settings, model.weights, config)
@@ -101,13 +105,15 @@ def _see_local_model(question: Question) -> _Inspected:
         _refuse(settings, question, name)
         weights = read_weights(folder, name)
         check_model_size(question.model_bytes, weights)
-        check_headers(settings, weights, config, [file.name for file in folder.iterdir()], name)
+        files = [file.name for file in folder.iterdir()]
+        file_bytes = cache(partial(dense_file_bytes, settings, weights, config, folder))
+        check_headers(settings, weights, config, files, name, dense_file_bytes=file_bytes)
         check_tokens(settings, config, folder, name)
     except OSError as error:
         raise ModelNotFoundError(
             f"a file of {name} cannot be read ({type(error).__name__}); ask the operator of this server"
         ) from error
-    return _Inspected(settings=settings, weights=weights)
+    return _Inspected(settings=settings, weights=weights, dense_file_bytes=file_bytes())
 
 
 def _see_hub_model(question: Question, hub: HubQuestion) -> _Inspected:

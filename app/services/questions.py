@@ -108,6 +108,7 @@ class Figures(_Message):
     disk_bytes: _Count
     selected_bytes: _Count
     operations: Operations | None = None
+    why_no_time: Annotated[str, Field(max_length=_MAX_MESSAGE)] | None = None
 
 
 class Judged(_Message):

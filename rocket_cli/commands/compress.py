@@ -54,11 +54,12 @@ def compress(
 
 
 def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) -> CompressionReport:
+    from rocket_core.exports.gguf_size import dense_file_bytes
     from rocket_core.inspection.requests import check_request
 
     config = compression.config(device=compression.device, dtype=compression.dtype, precision=compression.precision)
     # Before torch is imported, which takes seconds.
-    check_request(model, config, revision=compression.revision)
+    check_request(model, config, revision=compression.revision, file_size=dense_file_bytes)
     set_torch_defaults(os.environ)
     with EnergyMeter() if compression.energy else nullcontext() as meter:
         # This takes seconds, in which the meter gets ready.

@@ -89,13 +89,14 @@ def _ask(server: str, model: str, compression: ServerOptions, token: str | None,
 
 
 def _estimate_here(model: str, compression: ServerOptions, token: str | None) -> Estimate:
-    from rocket_core.inspection.estimate import estimate_run, expected_seconds
+    from rocket_core.exports.gguf_size import dense_file_bytes
+    from rocket_core.inspection.estimate import estimate_run, expected_seconds, why_not_timed_here
     from rocket_core.inspection.requests import inspect_model
     from rocket_core.system.machine import free_disk, free_machine_memory
 
     config = compression.config(dtype=compression.dtype, precision=compression.precision)
-    found = inspect_model(model, config, revision=compression.revision, token=token)
-    estimated = estimate_run(found.settings, found.weights, config)
+    found = inspect_model(model, config, revision=compression.revision, token=token, file_size=dense_file_bytes)
+    estimated = estimate_run(found.settings, found.weights, config, dense_file_bytes=found.dense_file_bytes)
     warning = estimated.coverage.warning
     return Estimate(
         model_id=model,
@@ -114,6 +115,7 @@ def _estimate_here(model: str, compression: ServerOptions, token: str | None) ->
         disk_bytes=estimated.disk_bytes,
         available=Available(memory_bytes=free_machine_memory(), disk_bytes=free_disk(Path.cwd())),
         seconds=expected_seconds(estimated.operations),
+        seconds_unknown=estimated.why_no_time or why_not_timed_here(),
     )
 
 
@@ -161,6 +163,8 @@ def _remarks(result: Estimate, *, where: str) -> Iterator[str]:
     if result.seconds is not None:
         shortest, longest = (duration_text(result.seconds * factor) for factor in (1 / _TIME_FACTOR, _TIME_FACTOR))
         yield f"The time is between {shortest} and {longest} for most models, if nothing else runs"
+    elif result.seconds_unknown is not None:
+        yield f"How long it takes is not known: {result.seconds_unknown}"
     if result.nearest_ratio < result.ratio:
         yield (
             f"Ratios up to {result.nearest_ratio} are certain to be reachable; whether {result.ratio:.4g} is, is known "

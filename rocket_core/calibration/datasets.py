@@ -170,9 +170,9 @@ def file_documents(path: Path) -> Iterator[str]:
                     yield read_line(piece, where=f"{path}, line {number}")[1]
                 empty = False
     except OSError as error:
-        raise UnknownDatasetError(f"calibration file {path} cannot be read: {error.strerror}") from error
+        raise UnknownDatasetError(f"text file {path} cannot be read: {error.strerror}; check the path") from error
     if empty:
-        raise EmptyCalibrationError(f"calibration file {path} holds no text; give one with at least one document")
+        raise EmptyCalibrationError(f"text file {path} holds no text; give one with at least one document")
 
 
 def token_windows(

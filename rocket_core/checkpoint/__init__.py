@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rocket_core.checkpoint.writer import (
         TensorPlan,
         checkpoint_bytes,
-        header_bytes,
         plan_copy,
         plan_tensor,
         write_checkpoint,
@@ -33,7 +32,6 @@ __all__ = [
     "WeightLoader",
     "checkpoint_bytes",
     "find_model",
-    "header_bytes",
     "open_checkpoint",
     "plan_copy",
     "plan_tensor",
@@ -49,7 +47,6 @@ _MODULES = {
     "writer": (
         "TensorPlan",
         "checkpoint_bytes",
-        "header_bytes",
         "plan_copy",
         "plan_tensor",
         "write_checkpoint",

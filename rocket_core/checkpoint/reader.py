@@ -12,7 +12,8 @@ import torch
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError
 from rocket_core.experts import ExpertPart, FusedParameter
 from rocket_core.inspection import safetensors_headers
-from rocket_core.inspection.safetensors_headers import TensorHeader, WeightSummary
+from rocket_core.inspection.safetensors_headers import TensorHeader
+from rocket_core.inspection.weight_summary import WeightSummary, summarize
 
 _CHUNK_BYTES = 2**20
 
@@ -136,7 +137,7 @@ class Checkpoint:
     @cached_property
     def weights(self) -> WeightSummary:
         """Dtypes and shapes of the weight matrices."""
-        return safetensors_headers.summarize(self.entries.values())
+        return summarize(self.entries.values())
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

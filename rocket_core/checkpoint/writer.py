@@ -12,14 +12,11 @@ from typing import BinaryIO
 import torch
 
 from rocket_core.checkpoint.reader import DTYPES, TensorEntry
+from rocket_core.inspection.header_size import ALIGNMENT, METADATA
 from rocket_core.inspection.safetensors_headers import INDEX_NAME
 from rocket_core.system.files import atomic_write
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# Constant: metadata that contained a time or a run would make identical models differ.
-_METADATA = {"format": "pt"}
-# Alignment of the header, and the size of the length field before it, in bytes.
-_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,33 +131,13 @@ def checkpoint_bytes(plans: Iterable[TensorPlan], max_shard_bytes: int) -> int:
     )
 
 
-def header_bytes(plans: Sequence[tuple[str, Sequence[int]]], stored: int, max_shard_bytes: int) -> int:
-    """Return an upper bound on the bytes of a checkpoint's headers: everything in its files except the tensors.
-
-    Args:
-        plans: name and shape of each tensor.
-        stored: upper bound on the bytes of all tensors.
-        max_shard_bytes: as in `write_checkpoint`.
-    """
-    longest = max(map(len, DTYPES))
-    entries = sum(
-        len(
-            json.dumps({key: {"dtype": " " * longest, "shape": list(shape), "data_offsets": [stored, stored]}}).encode()
-        )
-        for key, shape in plans
-    )
-    # Any two consecutive files are together larger than the maximum of one.
-    files = 2 * stored // max_shard_bytes + 1
-    return entries + files * (len(json.dumps({"__metadata__": _METADATA})) + 2 * _ALIGNMENT)
-
-
 def _ordered(plans: Iterable[TensorPlan]) -> list[TensorPlan]:
     return sorted(plans, key=lambda plan: (-_itemsize(plan), plan.key))
 
 
 def _header(ordered: Sequence[TensorPlan]) -> bytes:
     """Return the beginning of a file, up to its tensors."""
-    header: dict[str, object] = {"__metadata__": _METADATA}
+    header: dict[str, object] = {"__metadata__": dict(METADATA)}
     position = 0
     for plan in ordered:
         header[plan.key] = {
@@ -170,7 +147,7 @@ def _header(ordered: Sequence[TensorPlan]) -> bytes:
         }
         position += plan.nbytes
     encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    encoded += b" " * (-len(encoded) % _ALIGNMENT)
+    encoded += b" " * (-len(encoded) % ALIGNMENT)
     return struct.pack("<Q", len(encoded)) + encoded
 
 

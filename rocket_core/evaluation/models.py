@@ -38,9 +38,11 @@ from rocket_core.errors import (
 from rocket_core.exports.gguf_model import GgufPlan, plan_gguf
 from rocket_core.exports.gguf_reader import read_weights
 from rocket_core.inspection.hub import offline
+from rocket_core.inspection.model_advice import advice_on_folder
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
-from rocket_core.inspection.safetensors_headers import local_weight_files, read_header, sum_summaries, summarize
+from rocket_core.inspection.safetensors_headers import local_weight_files, read_header
+from rocket_core.inspection.weight_summary import sum_summaries, summarize
 from rocket_core.layers import QUANT_METHOD
 from rocket_core.models.classes import decodes_several_kinds, generating_class, named_class, named_classes
 from rocket_core.models.pretrained import check_settings, interpreting, load_config, load_tokenizer
@@ -94,7 +96,7 @@ def open_model(path: Path) -> ModelFolder:
         UnsupportedArchitectureError: not a causal language model or text encoder that `transformers` knows.
     """
     if not (path / CONFIG_NAME).is_file():
-        raise ModelNotFoundError(f"{path} holds no model: there is no {CONFIG_NAME}; check the path")
+        raise ModelNotFoundError(f"{path} holds no model: there is no {CONFIG_NAME}; {advice_on_folder(path)}")
     vet_folder(path, str(path))
     config = load_config(path)
     check_settings(path)

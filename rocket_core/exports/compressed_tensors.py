@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from rocket_core.candidates import PACKED_NAMES
 from rocket_core.checkpoint import TensorPlan, plan_tensor
 from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.integer_codes import RoundedWeight
@@ -25,7 +26,7 @@ from rocket_core.linalg.integer_codes import RoundedWeight
 QUANT_METHOD = "compressed-tensors"
 """Value of `quant_method` in `config.json`."""
 
-PARTS = ("weight_packed", "weight_scale", "weight_shape")
+PARTS = PACKED_NAMES
 """Tensors of a layer, by the end of their names."""
 
 _FORMAT = "pack-quantized"

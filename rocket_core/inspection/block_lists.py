@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rocket_core.inspection.safetensors_headers import WeightSummary
+from rocket_core.inspection.weight_summary import WeightSummary
 
 # Modules that encode images for a decoder, by the names that transformers gives them.
 _TOWERS = frozenset({"vision_tower", "visual", "vision_model", "vision_encoder", "image_tower"})

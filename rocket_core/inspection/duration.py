@@ -3,17 +3,22 @@
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rocket_core.budget import Shape
-from rocket_core.config import Stage
+from rocket_core.config import CompressionConfig, Stage
+from rocket_core.inspection.code_duration import (
+    compressing_codes,
+    profiling_codes,
+    profiling_table,
+    why_codes_are_uncounted,
+)
 from rocket_core.inspection.footprint import ModelShape, Workload
+from rocket_core.inspection.operations import FLOAT32_BYTES, Operations
 from rocket_core.system.machine_speed import MachineSpeed
 
 # Numbers of products and of passes over memory, as counted on a block with the shapes of Llama-3.2-1B; speeds of other
 # operations as parts of that of products.
 _CHOLESKY_SPEED, _EIGH_SPEED = 0.45, 0.65
-_FLOAT32 = 4
 _ROUGH_FROM = 512
 _PATH_PRODUCTS, _PATH_STOPS, _PATH_PASSES = 91, 7, 10
 _CUT_PASSES, _SHAPES, _SHAPE_PASSES = 8, 4, 30
@@ -31,35 +36,19 @@ _START_SECONDS, _WRITTEN_BYTES = 1.2, 5e8
 NOMINAL_SPEED = MachineSpeed(products=190e9, rough_products=750e9, memory=4.5e9)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Operations:
-    """What a computation does, as far as its time depends on it.
-
-    Attributes:
-        products: operations in products of float32 matrices; slower ones count as more.
-        rough_products: operations in products of bfloat16 matrices, on machines where these are faster.
-        memory: bytes read by elementwise operations.
-        seconds: seconds on any machine.
-    """
-
-    products: float = 0.0
-    rough_products: float = 0.0
-    memory: float = 0.0
-    seconds: float = 0.0
-
-    def __add__(self, other: "Operations") -> "Operations":
-        """Return the operations of both."""
-        return Operations(
-            products=self.products + other.products,
-            rough_products=self.rough_products + other.rough_products,
-            memory=self.memory + other.memory,
-            seconds=self.seconds + other.seconds,
-        )
-
-    def duration(self, speed: MachineSpeed) -> float:
-        """Return the seconds on a machine."""
-        busy = self.products / speed.products + self.rough_products / speed.rough_products + self.memory / speed.memory
-        return self.seconds + busy
+def why_uncounted(config: CompressionConfig) -> str | None:
+    """Return why the operations of a compression are not known; None if they are."""
+    if config.method != "rocket":
+        return f"the operations of the method {config.method} are not counted"
+    if config.refine:
+        return "the operations of refinement (preset max) are not counted"
+    if config.sequential:
+        return "the operations of sequential compression (preset best) are not counted"
+    if config.quantizes:
+        return why_codes_are_uncounted(config)
+    if config.rounds_values:
+        return "the operations that round what is kept (value_bits) are not counted"
+    return None if "sparse" in config.kinds else "operations are counted where the kind sparse is allowed only"
 
 
 def count_operations(model: ModelShape, work: Workload) -> Mapping[Stage, Operations] | None:
@@ -70,13 +59,10 @@ def count_operations(model: ModelShape, work: Workload) -> Mapping[Stage, Operat
         work: the work to be done.
 
     Returns:
-        Operations by stage; None for settings whose operations are not known: methods other than `rocket`, sequential
-        compression, refinement, and integer codes.
+        Operations by stage; None for settings that `why_uncounted` names.
     """
     config = work.config
-    if config.method != "rocket" or config.sequential or config.quantizes or config.rounds_values:
-        return None
-    if "sparse" not in config.kinds:
+    if why_uncounted(config) is not None:
         return None
     found: dict[Stage, Operations] = {"preflight": Operations(seconds=_START_SECONDS)}
     if config.measures_sensitivities:
@@ -88,11 +74,27 @@ def count_operations(model: ModelShape, work: Workload) -> Mapping[Stage, Operat
     for block in model.layers:
         readers = Counter(d_in for d_in, _ in block)
         for shape in block:
-            found["calibrating"] += _profiling(shape, shares=readers[shape[0]] > 1)
+            found["calibrating"] += _profiling(shape, config, shares=readers[shape[0]] > 1)
+    if config.profiles_tables:
+        found["calibrating"] += sum((profiling_table(shape, config) for shape in model.tables), Operations())
     if config.target is not None:
-        found["factorizing"] = sum((_compressing(*shape) for shape in model.shapes), Operations())
+        found["factorizing"] = sum((_compressing(shape, config) for shape in model.shapes), Operations())
+        if config.decides_tables:
+            tables = (compressing_codes(shape, config, is_table=True) for shape in model.tables)
+            found["factorizing"] += sum(tables, Operations())
         found["exporting"] = Operations(seconds=len(config.export) * model.stored_bytes / _WRITTEN_BYTES)
     return found
+
+
+def _profiling(shape: Shape, config: CompressionConfig, *, shares: bool) -> Operations:
+    if not config.quantizes:
+        return _pruning_and_looking(shape, shares=shares)
+    found = profiling_codes(shape, config)
+    return found + _looking(shape) if shares and "shared" in config.kinds else found
+
+
+def _compressing(shape: Shape, config: CompressionConfig) -> Operations:
+    return compressing_codes(shape, config) if config.quantizes else _pruning(*shape)
 
 
 def total_operations(model: ModelShape, work: Workload) -> Operations | None:
@@ -103,14 +105,14 @@ def total_operations(model: ModelShape, work: Workload) -> Operations | None:
 
 def layer_parts(shapes: Sequence[Shape], *, compressing: bool) -> list[float]:
     """Return which part of the time of all layers the first 0, 1, ... of them take, to profile or to compress them."""
-    each = [_compressing(*shape) if compressing else _profiling(shape, shares=True) for shape in shapes]
+    each = [_pruning(*shape) if compressing else _pruning_and_looking(shape, shares=True) for shape in shapes]
     ends = list(itertools.accumulate((part.duration(NOMINAL_SPEED) for part in each), initial=0.0))
     return [end / ends[-1] for end in ends] if shapes else [1.0]
 
 
 def _forward(terms: float, model: ModelShape) -> Operations:
     """Return the operations of products on which no error depends, in the dtype of the checkpoint."""
-    return Operations(rough_products=2 * terms) if model.itemsize < _FLOAT32 else Operations(products=2 * terms)
+    return Operations(rough_products=2 * terms) if model.itemsize < FLOAT32_BYTES else Operations(products=2 * terms)
 
 
 def _gram_numbers(block: Sequence[Shape]) -> int:
@@ -122,25 +124,30 @@ def _in_splitting(d_in: int, operations: float) -> Operations:
     return Operations(rough_products=operations) if d_in >= _ROUGH_FROM else Operations(products=operations)
 
 
-def _profiling(shape: Shape, *, shares: bool) -> Operations:
+def _pruning_and_looking(shape: Shape, *, shares: bool) -> Operations:
     """Return the operations to profile a layer: pruned weights on a sample of the outputs, a look at dictionaries."""
     d_in, d_out = shape
-    numbers, side = d_in * d_out, min(shape)
+    numbers = d_in * d_out
     sampled = min(d_out, max(_SAMPLED, min(_MOST_SAMPLED // d_in, d_out // _SAMPLED_PART)))
     # Three factors, two of them inverted.
     products = 7 / 3 * d_in**3 / _CHOLESKY_SPEED + 2 * d_in**2 * (_PATH_STOPS * sampled + d_out)
     passes = _PATH_PRODUCTS * _PATH_PASSES * d_in * sampled + _PATH_STOPS * _CUT_PASSES * numbers
-    # For members of a group, once more for the dictionary that they would share.
-    looks = 2 if shares else 1
-    products += looks * (9 * side**3 / _EIGH_SPEED + 2 * side * numbers + 1.5 * _SHAPES * side * numbers)
-    passes += looks * _SHAPES * _SHAPE_PASSES * side * d_out
     path = _in_splitting(d_in, 2 * _PATH_PRODUCTS * d_in**2 * sampled)
-    return path + Operations(products=products, memory=passes * _FLOAT32, seconds=_PROFILE_SECONDS)
+    own = path + Operations(products=products, memory=passes * FLOAT32_BYTES, seconds=_PROFILE_SECONDS)
+    # For members of a group, once more for the dictionary that they would share.
+    return own + _looking(shape) + _looking(shape) if shares else own + _looking(shape)
 
 
-def _compressing(d_in: int, d_out: int) -> Operations:
+def _looking(shape: Shape) -> Operations:
+    """Return the operations to see whether dictionaries come near other kinds."""
+    numbers, side = shape[0] * shape[1], min(shape)
+    products = 9 * side**3 / _EIGH_SPEED + 2 * side * numbers + 1.5 * _SHAPES * side * numbers
+    return Operations(products=products, memory=_SHAPES * _SHAPE_PASSES * side * shape[1] * FLOAT32_BYTES)
+
+
+def _pruning(d_in: int, d_out: int) -> Operations:
     """Return the operations to prune a layer."""
     products = 4 / 3 * d_in**3 / _CHOLESKY_SPEED + 2 * 2 * d_in**2 * d_out
-    memory = _PASSES * d_in * d_out * _FLOAT32
+    memory = _PASSES * d_in * d_out * FLOAT32_BYTES
     splitting = _in_splitting(d_in, 2 * _PRODUCTS * d_in**2 * d_out)
     return splitting + Operations(products=products, memory=memory, seconds=_COMPRESS_SECONDS)

@@ -11,9 +11,8 @@ from rocket_core.config import CompressionConfig
 from rocket_core.coverage import Coverage
 from rocket_core.inspection.batch_size import tokens_per_batch
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
-from rocket_core.inspection.duration import Operations, total_operations
+from rocket_core.inspection.duration import total_operations, why_uncounted
 from rocket_core.inspection.evaluation_footprint import evaluation_footprint
-from rocket_core.inspection.feasibility import reach_of_model
 from rocket_core.inspection.footprint import (
     ModelShape,
     ResourceEstimate,
@@ -27,9 +26,11 @@ from rocket_core.inspection.footprint import (
 )
 from rocket_core.inspection.header_coverage import coverage_of_headers
 from rocket_core.inspection.healing_footprint import HealingSizes, batch_windows, healing_footprint, vocabulary
+from rocket_core.inspection.model_reach import reach_of_headers
+from rocket_core.inspection.operations import Operations
 from rocket_core.inspection.preconditions import input_kind, window_length
-from rocket_core.inspection.safetensors_headers import WeightSummary
 from rocket_core.inspection.tower_footprint import tower_workload
+from rocket_core.inspection.weight_summary import WeightSummary
 from rocket_core.system.machine_speed import has_accelerator, measure_speed
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
@@ -54,6 +55,7 @@ class RunEstimate:
         disk_bytes: disk space for checkpoints and artifacts.
         coverage: what of the model is selected.
         operations: what its time depends on; None if that is not known.
+        why_no_time: why it is not; None if it is.
     """
 
     parameters: int
@@ -68,15 +70,23 @@ class RunEstimate:
     disk_bytes: int
     coverage: Coverage
     operations: Operations | None
+    why_no_time: str | None
 
 
-def estimate_run(settings: Mapping[str, Any], weights: WeightSummary, config: CompressionConfig) -> RunEstimate:
+def estimate_run(
+    settings: Mapping[str, Any],
+    weights: WeightSummary,
+    config: CompressionConfig,
+    *,
+    dense_file_bytes: int | None = None,
+) -> RunEstimate:
     """Estimate what a run makes and needs.
 
     Args:
         settings: the content of config.json, checked by `rocket_core.inspection.requests`.
         weights: summary of the safetensors headers, checked as well.
         config: the compression.
+        dense_file_bytes: see `model_reach.reach_of_headers`.
 
     Raises:
         InvalidConfigError: a length is more than the model has positions for.
@@ -92,19 +102,17 @@ def estimate_run(settings: Mapping[str, Any], weights: WeightSummary, config: Co
         **_sample_sizes(settings, window, vision=config.includes_vision),
     )
     footprint = _with_measurements(estimate_footprint(model, work), model, config, settings)
-    only = config.target if isinstance(config.target, ByFormat) else None
-    reach = reach_of_model(
-        model, quantizes=config.quantizes, only=only, tables=config.decides_tables, codes=config.code_choices
-    )
+    reach = reach_of_headers(settings, weights, config, dense_file_bytes=dense_file_bytes)
     # Without a target, the bounds are those of the dense model.
     ratio = 0.0 if config.target is None else reach.check(config.target)
+    unknown = _why_no_time(config)
     return RunEstimate(
         parameters=model.parameters,
         stored_bytes=model.stored_bytes,
         compressible_parameters=model.compressible_parameters,
         # Codes keep every parameter in fewer bits.
         kept_parameters=budget.parameter_budget(
-            model.compressible_parameters, 0.0 if config.quantizes or only else ratio
+            model.compressible_parameters, 0.0 if config.quantizes or config.stores_one_format else ratio
         ),
         factored_bytes=_most_bytes(model, ratio, config.target),
         ratio=ratio,
@@ -113,18 +121,28 @@ def estimate_run(settings: Mapping[str, Any], weights: WeightSummary, config: Co
         memory_bytes=footprint.memory_bytes,
         disk_bytes=footprint.disk_bytes,
         coverage=coverage_of_headers(settings, weights, config),
-        operations=_operations(config, model, work),
+        operations=None if unknown is not None else total_operations(model, work),
+        why_no_time=unknown,
     )
 
 
 def expected_seconds(operations: Operations | None) -> float | None:
-    """Return the seconds of a run on this machine; None if they are not known, as on a GPU or without numpy.
+    """Return the seconds of a run on this machine; None if they are not known, as where `why_not_timed_here` says so.
 
     The machine's speed is measured once in a process, in half a second.
     """
-    if operations is None or has_accelerator() or find_spec("numpy") is None:
+    if operations is None or why_not_timed_here() is not None:
         return None
     return float(f"{operations.duration(measure_speed()):.2g}")
+
+
+def why_not_timed_here() -> str | None:
+    """Return why the time of no run is known on this machine; None if it is."""
+    if has_accelerator():
+        return "this machine has a GPU, whose speed is not measured beforehand"
+    if find_spec("numpy") is None:
+        return "numpy is not installed here, with which the speed of this machine is measured"
+    return None
 
 
 def _sample_sizes(settings: Mapping[str, Any], window: int, *, vision: bool) -> dict[str, int]:
@@ -133,18 +151,24 @@ def _sample_sizes(settings: Mapping[str, Any], window: int, *, vision: bool) -> 
     return {"input_bytes": input_bytes(settings, input_kind(settings))}
 
 
-def _operations(config: CompressionConfig, model: ModelShape, work: Workload) -> Operations | None:
-    """Return the operations of a run that only compresses; None if they are not known."""
-    if config.benchmark or config.evaluate is not None or config.heal_tokens is not None:
-        return None
-    return total_operations(model, work)
+def _why_no_time(config: CompressionConfig) -> str | None:
+    """Return why the time of a run is not known; None if it is, as of one that only compresses."""
+    more = [
+        ("an evaluation", config.evaluate is not None),
+        ("a measurement of speed", config.benchmark),
+        ("healing", config.heal_tokens is not None),
+    ]
+    asked = next((name for name, is_asked in more if is_asked), None)
+    if asked is not None:
+        return f"the time of {asked} is not counted; without it, that of the compression is"
+    return why_uncounted(config)
 
 
 def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:
     largest = factored_export_bytes(model, ratio)
     match target:
         case ByBytes(target_bytes=size):
-            return min(largest, size)
+            return min(factored_export_bytes(model, 0.0), size)
         case ByBits(bits=bits):
             dense = budget.dense_bytes(model.compressible_parameters, 1, model.itemsize)
             layers = budget.bits_budget(model.compressible_parameters, bits) + _LAYER_HEADER_BYTES * len(model.shapes)

@@ -12,17 +12,16 @@ from typing import assert_never
 from rocket_core import budget
 from rocket_core.budget import Shape
 from rocket_core.config import CompressionConfig, InputKind
-from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.inspection.batch_size import TOKENS_PER_BATCH
-from rocket_core.inspection.block_lists import block_of, compressed_lists, list_of
-from rocket_core.inspection.expert_stacks import expert_layers
+from rocket_core.inspection.block_lists import compressed_lists, list_of
+from rocket_core.inspection.header_layers import find_layers, likely_tables
 from rocket_core.inspection.layer_footprint import gram_bytes, solver_bytes
-from rocket_core.inspection.layer_names import family_of, is_costly, name_matcher, possible_names
+from rocket_core.inspection.layer_names import family_of
 from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
 from rocket_core.inspection.preconditions import predicts_tokens
-from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
 from rocket_core.inspection.table_footprint import table_disk_bytes, table_memory_bytes
 from rocket_core.inspection.tower_footprint import TowerShape, tower_of_headers
+from rocket_core.inspection.weight_summary import WeightSummary, storage_dtype
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
 _FLOAT64 = 8
@@ -39,13 +38,12 @@ _LOGIT_BYTES = 26
 _KEPT_FOR_GRADIENTS = 30
 HEADROOM = 448 * 2**20
 """Python, torch, transformers and allocator overhead in addition to the tensors that are counted."""
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of a number, by the name of its dtype in files and in settings."""
 # On a CPU that computes in float32 for all of them; see `system.devices.compute_dtype`.
 _COMPUTE_BYTES = {"F16": 4, "float16": 4, "BF16": 4, "bfloat16": 4}
 # Hidden states of models in these are rounded between blocks, see `Run.held_dtype`.
 _HELD = frozenset({"BF16", "bfloat16"})
-# These store a weight as `(d_in, d_out)`; all other families store the transpose.
-_CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 # These count positions from after the padding token's id, so that some of their position embeddings are never read.
 _PADDED_POSITIONS = frozenset(
     """
@@ -55,8 +53,6 @@ _PADDED_POSITIONS = frozenset(
 )
 # These need the Gram matrix of every layer's input.
 _INPUT_METHODS = frozenset({"magnitude", "wanda", "sparsegpt", "rtn", "gptq"})
-# Matrices in blocks that are lookup tables, by the last part of their names.
-_TABLES = frozenset({"relative_attention_bias"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +71,7 @@ class ModelShape:
         stored_bytes: bytes of the checkpoint.
         predicts: whether sensitivities are those of the loss of predicted tokens.
         tower: the tower whose layers are selected; None for none.
+        tables: `(d_in, d_out)` of token embedding and head, where they may be quantized.
     """
 
     layers: tuple[tuple[Shape, ...], ...]
@@ -88,6 +85,7 @@ class ModelShape:
     largest_table: int | None = None
     predicts: bool = False
     tower: TowerShape | None = None
+    tables: tuple[Shape, ...] = ()
 
     @property
     def shapes(self) -> list[Shape]:
@@ -133,7 +131,7 @@ class Workload:
     @property
     def itemsize(self) -> int:
         """Bytes of a number in supports and least squares."""
-        return _ITEM_BYTES[self.config.precision]
+        return ITEM_BYTES[self.config.precision]
 
     @property
     def input_grams(self) -> bool:
@@ -276,40 +274,24 @@ def describe_model(
     stored = storage_dtype(weights, "the model")
     dtype = stored if dtype == "auto" else dtype
     lists = compressed_lists(config, weights)
-    selected = compressed_lists(config, weights, vision=vision)
-    if is_costly((name for name, _ in weights.matrices), ignore):
-        raise InvalidConfigError(
-            f"the ignore patterns are too long for a model of {len(weights.matrices)} layers; use fewer or shorter ones"
-        )
-    is_ignored = name_matcher(ignore)
-    layers: dict[str, list[Shape]] = {}
-    turned = family_of(config) in _CONV1D_FAMILIES
-    for name, (rows, columns) in weights.matrices:
-        member = block_of(name)
-        if list_of(member) not in selected or _is_no_layer(name.removeprefix(member)):
-            continue
-        if is_ignored(possible_names(config, name)):
-            continue
-        layers.setdefault(member, []).append((rows, columns) if turned else (columns, rows))
     hidden_size = find_number(config, HIDDEN_SIZES)
-    for name, stack in weights.stacks:
-        for layer, shape in expert_layers(name, stack, hidden_size or 0) if list_of(block_of(name)) in lists else ():
-            if not is_ignored(possible_names(config, layer)):
-                layers.setdefault(block_of(name), []).append(shape)
-    if not layers:
-        raise UnsupportedArchitectureError("no layer of the model is left to compress; ignore fewer of them")
+    layers = {
+        block: [shape for _, shape in found]
+        for block, found in find_layers(config, weights, ignore=ignore, vision=vision).items()
+    }
     return ModelShape(
         layers=tuple(tuple(shapes) for shapes in layers.values()),
         block_parameters=tuple(count for block, count in weights.block_parameters.items() if list_of(block) in lists),
         parameters=weights.parameters,
-        tower=tower_of_headers(layers, weights, selected - lists),
+        tower=tower_of_headers(layers, weights, compressed_lists(config, weights, vision=vision) - lists),
         hidden_size=hidden_size or max(min(shape) for block in layers.values() for shape in block),
         itemsize=item_bytes(weights, dtype, "the model"),
-        compute_itemsize=_COMPUTE_BYTES.get(dtype, _ITEM_BYTES[dtype]),
-        held_itemsize=_ITEM_BYTES[dtype] if dtype in _HELD else None,
+        compute_itemsize=_COMPUTE_BYTES.get(dtype, ITEM_BYTES[dtype]),
+        held_itemsize=ITEM_BYTES[dtype] if dtype in _HELD else None,
         predicts=predicts_tokens(config) or bool(config.get("is_encoder_decoder")),
         largest_table=min(weights.largest_tensor, weights.parameters - sum(weights.block_parameters.values())) or None,
         stored_bytes=weights.stored_bytes,
+        tables=likely_tables(config, weights, ignore=ignore),
     )
 
 
@@ -324,7 +306,7 @@ def item_bytes(weights: WeightSummary, dtype: str, model: str) -> int:
     Raises:
         AlreadyQuantizedError: the checkpoint's dtype is not a plain floating-point one.
     """
-    return _ITEM_BYTES[storage_dtype(weights, model) if dtype == "auto" else dtype]
+    return ITEM_BYTES[storage_dtype(weights, model) if dtype == "auto" else dtype]
 
 
 def positions(config: Mapping[str, object]) -> int | None:
@@ -361,10 +343,6 @@ def input_bytes(config: Mapping[str, object], kind: InputKind) -> int:
         frames = 2 * (find_number(config, ("max_source_positions",)) or 0)
         return 4 * frames * (find_number(config, ("num_mel_bins",)) or 0)
     return 0
-
-
-def _is_no_layer(rest: str) -> bool:
-    return rest.rpartition(".")[2] in _TABLES
 
 
 def _statistics_disk(model: ModelShape, work: Workload) -> int:

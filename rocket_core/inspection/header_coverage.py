@@ -7,7 +7,7 @@ from rocket_core.coverage import Coverage, coverage
 from rocket_core.inspection.block_lists import block_of, compressed_lists, list_of
 from rocket_core.inspection.footprint import ModelShape, describe_model, item_bytes
 from rocket_core.inspection.model_fields import HIDDEN_SIZES, find_number
-from rocket_core.inspection.safetensors_headers import WeightSummary
+from rocket_core.inspection.weight_summary import WeightSummary
 
 
 def coverage_of_headers(settings: Mapping[str, object], weights: WeightSummary, config: CompressionConfig) -> Coverage:

@@ -36,13 +36,11 @@ from rocket_core.inspection.safetensors_headers import (
     INDEX_NAME,
     PREFIX_BYTES,
     SUFFIX,
-    WeightSummary,
     header_length,
     parse_header,
-    sum_summaries,
-    summarize,
     weight_files,
 )
+from rocket_core.inspection.weight_summary import WeightSummary, sum_summaries, summarize
 
 # Weights as safetensors, configuration and tokenizer; never pickles, never code.
 PATTERNS = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*", "README.md")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from rocket_core.errors import UnsupportedArchitectureError
 from rocket_core.inspection.layer_names import PREFIXES, family_of
-from rocket_core.inspection.safetensors_headers import WeightSummary
 from rocket_core.inspection.strict_json import is_field_name
+from rocket_core.inspection.weight_summary import WeightSummary
 
 HIDDEN_SIZES = ("hidden_size", "n_embd", "d_model", "dim")
 """Names of the field with the numbers per token between two blocks."""

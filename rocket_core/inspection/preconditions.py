@@ -34,8 +34,8 @@ from rocket_core.inspection.layer_names import (
     possible_table_names,
 )
 from rocket_core.inspection.model_fields import check_fields
-from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
 from rocket_core.inspection.strict_json import Limits, is_field_name, parse_object
+from rocket_core.inspection.weight_summary import WeightSummary, storage_dtype
 
 # Families that cannot be compressed and are requested by mistake: without one list of blocks (an encoder-decoder: two),
 # with blocks that share weights or are run in unusual ways, or with an input that calibration cannot produce.

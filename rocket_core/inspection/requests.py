@@ -1,7 +1,8 @@
 """Checks of a compression that need neither torch nor weights: for commands and services that should refuse at once."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,13 @@ from rocket_core.inspection.preconditions import (
     window_length,
 )
 from rocket_core.inspection.prompts import check_prompt_lengths, check_prompts
-from rocket_core.inspection.safetensors_headers import (
-    WeightSummary,
-    local_weight_files,
-    read_header,
-    sum_summaries,
-    summarize,
-)
+from rocket_core.inspection.safetensors_headers import local_weight_files, read_header
+from rocket_core.inspection.weight_summary import WeightSummary, sum_summaries, summarize
 
 _HUB_SECONDS = 60.0
+
+FileSize = Callable[[Mapping[str, Any], WeightSummary, CompressionConfig, Path], int | None]
+"""A function that returns the bytes of a file of the dense model, for `rocket_core.exports.gguf_size`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,20 +44,25 @@ class InspectedModel:
         settings: the content of config.json.
         weights: summary of the safetensors headers.
         commit: commit of its repository; None for a folder.
+        dense_file_bytes: bytes of the GGUF file of the dense model, if it is asked for and known.
     """
 
     settings: Mapping[str, Any]
     weights: WeightSummary
     commit: str | None = None
+    dense_file_bytes: int | None = None
 
 
-def check_request(model: str, config: CompressionConfig, *, revision: str | None = None) -> None:
+def check_request(
+    model: str, config: CompressionConfig, *, revision: str | None = None, file_size: FileSize | None = None
+) -> None:
     """Raise the error that a compression would end with, as far as names, config.json and headers tell.
 
     Args:
         model: path of a folder, or repository id `namespace/name`, which is not looked up.
         config: the compression.
         revision: branch, tag or commit of a repository.
+        file_size: bytes of the GGUF file of a dense model; None leaves a bound on that.
 
     Raises:
         ModelNotFoundError: there is no such folder, and one with nearly this path; with a revision, the repository is
@@ -68,7 +72,7 @@ def check_request(model: str, config: CompressionConfig, *, revision: str | None
     _check_names(config)
     folder = Path(model).expanduser()
     if folder.is_dir():
-        _inspect_folder(folder, config, revision)
+        _inspect_folder(folder, config, revision, file_size)
     else:
         check_is_repository(model, revision)
 
@@ -92,7 +96,12 @@ def check_is_repository(model: str, revision: str | None) -> None:
 
 
 def inspect_model(
-    model: str, config: CompressionConfig, *, revision: str | None = None, token: str | None = None
+    model: str,
+    config: CompressionConfig,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    file_size: FileSize | None = None,
 ) -> InspectedModel:
     """Check a compression in the same way, with the headers of a repository as well, and return what was read.
 
@@ -101,6 +110,7 @@ def inspect_model(
         config: the compression.
         revision: branch, tag or commit of a repository.
         token: token for the Hub; None uses that of this machine's user, if any.
+        file_size: as in `check_request`.
 
     Raises:
         RocketError: as `rocket_core.compress` would raise it.
@@ -109,7 +119,7 @@ def inspect_model(
     _check_names(config)
     folder = Path(model).expanduser()
     if folder.is_dir():
-        return _inspect_folder(folder, config, revision)
+        return _inspect_folder(folder, config, revision, file_size)
     check_is_repository(model, revision)
     repository = find_repository(model, revision, token=token, seconds=_HUB_SECONDS)
     check_adapter(repository.files, model)
@@ -177,6 +187,8 @@ def check_headers(
     config: CompressionConfig,
     files: Collection[str],
     model: str,
+    *,
+    dense_file_bytes: Callable[[], int | None] = lambda: None,
 ) -> None:
     """Raise an error if a model's weights, its context length or the names of its files do not allow a compression.
 
@@ -186,12 +198,13 @@ def check_headers(
         config: the compression.
         files: names of the model's files.
         model: name of the model in messages.
+        dense_file_bytes: see `check_feasible`.
 
     Raises:
         RocketError: the subclass names the problem.
     """
     if weights is not None:
-        check_feasible(settings, weights, config, model)
+        check_feasible(settings, weights, config, model, dense_file_bytes)
     longest = positions(settings)
     window_length(longest, config.calibration.sequence_length)
     if config.evaluate is not None:
@@ -242,7 +255,9 @@ def _check_names(config: CompressionConfig) -> None:
         local_path_of(config.evaluate.dataset)
 
 
-def _inspect_folder(given: Path, config: CompressionConfig, revision: str | None) -> InspectedModel:
+def _inspect_folder(
+    given: Path, config: CompressionConfig, revision: str | None, file_size: FileSize | None
+) -> InspectedModel:
     if revision is not None:
         raise has_no_revision(given, revision)
     folder = given.resolve()
@@ -254,6 +269,8 @@ def _inspect_folder(given: Path, config: CompressionConfig, revision: str | None
     check_settings(settings, config, name)
     check_data(settings, config, name)
     weights = read_weights(folder, name)
-    check_headers(settings, weights, config, [file.name for file in folder.iterdir()], name)
+    known = cache(partial(file_size or (lambda *_: None), settings, weights, config, folder))
+    files = [file.name for file in folder.iterdir()]
+    check_headers(settings, weights, config, files, name, dense_file_bytes=known)
     check_tokens(settings, config, folder, name)
-    return InspectedModel(settings=settings, weights=weights)
+    return InspectedModel(settings=settings, weights=weights, dense_file_bytes=known())

@@ -6,14 +6,12 @@ a path on the command line, less in a service with untrusted clients.
 
 import re
 import struct
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocket_core.errors import AlreadyQuantizedError, CheckpointFormatError, CorruptCheckpointError
-from rocket_core.inspection.expert_stacks import Stack, find_stacks, possible_shapes
+from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError
 from rocket_core.inspection.strict_json import parse_object
 
 SINGLE_NAME = "model.safetensors"
@@ -48,10 +46,7 @@ _BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-_WEIGHT = ".weight"
 _DTYPE = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
-# A list of modules numbers its members, and every part of a repeated block has such a number in its name.
-_IN_A_BLOCK = re.compile(r"(?:^|\.)\d+\.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,136 +76,6 @@ class TensorHeader:
     def numbers(self) -> int:
         """Count of numbers in the tensor: the product of its shape, which is verified when the header is parsed."""
         return 8 * self.nbytes // _BITS[self.dtype]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightSummary:
-    """Summary of the weight matrices in the headers of a checkpoint.
-
-    Attributes:
-        dtype_bytes: bytes of the tensors of two and more dimensions, by dtype.
-        block_shapes: number of matrices inside numbered blocks, by shape as stored: includes every compressible layer,
-            and others, among them those that a tensor of all experts may consist of.
-        matrices: names and shapes, as stored, of those in `block_shapes` whose name ends in `.weight`.
-        stacks: names and shapes of tensors inside numbered blocks that may hold a matrix of each expert.
-        parameters: numbers in all floating-point tensors.
-        stored_bytes: bytes of all tensors.
-        block_parameters: numbers in the floating-point tensors of each numbered block, by its name.
-        tensors: number of tensors.
-        largest_dimension: the largest dimension of any tensor that holds numbers.
-        largest_tensor: numbers in the largest tensor.
-    """
-
-    dtype_bytes: Mapping[str, int]
-    block_shapes: Mapping[tuple[int, int], int]
-    matrices: tuple[tuple[str, tuple[int, int]], ...] = ()
-    stacks: tuple[tuple[str, Stack], ...] = ()
-    parameters: int = 0
-    stored_bytes: int = 0
-    block_parameters: Mapping[str, int] = field(default_factory=dict)
-    tensors: int = 0
-    largest_dimension: int = 0
-    largest_tensor: int = 0
-
-
-def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
-    """Count dtypes, shapes and sizes. A tensor without numbers only counts as a tensor."""
-    dtypes: Counter[str] = Counter()
-    shapes: Counter[tuple[int, int]] = Counter()
-    blocks: Counter[str] = Counter()
-    matrices: list[tuple[str, tuple[int, int]]] = []
-    stacks: list[tuple[str, Stack]] = []
-    parameters = stored = tensors = largest_dimension = largest_tensor = 0
-    for header in headers:
-        tensors += 1
-        if not header.nbytes:
-            continue
-        block = _IN_A_BLOCK.search(header.key)
-        count = header.numbers if header.dtype in FLOAT_DTYPES else 0
-        parameters += count
-        stored += header.nbytes
-        largest_tensor = max(largest_tensor, header.numbers)
-        largest_dimension = max(largest_dimension, *header.shape, 1)
-        if block:
-            blocks[header.key[: block.end() - 1]] += count
-        if len(header.shape) >= 2:
-            dtypes[header.dtype] += header.nbytes
-        if len(header.shape) == 2 and block:
-            shape = header.shape[0], header.shape[1]
-            shapes[shape] += 1
-            if header.key.endswith(_WEIGHT):
-                matrices.append((header.key.removesuffix(_WEIGHT), shape))
-        for name, stack in find_stacks(header.key.removesuffix(_WEIGHT), header.shape) if block else ():
-            stacks.append((name, stack))
-            shapes.update(dict.fromkeys(possible_shapes(stack), stack[0]))
-    return WeightSummary(
-        dtype_bytes=dtypes,
-        block_shapes=shapes,
-        matrices=tuple(matrices),
-        stacks=tuple(stacks),
-        parameters=parameters,
-        stored_bytes=stored,
-        block_parameters=blocks,
-        tensors=tensors,
-        largest_dimension=largest_dimension,
-        largest_tensor=largest_tensor,
-    )
-
-
-def sum_summaries(parts: Iterable[WeightSummary], name: str = "the model") -> WeightSummary:
-    """Return the combined summary of several files.
-
-    Args:
-        parts: the summary of each file.
-        name: name of the model in messages.
-
-    Raises:
-        CheckpointFormatError: all files together have more tensors than one file may have.
-    """
-    summaries: list[WeightSummary] = []
-    dtypes: Counter[str] = Counter()
-    shapes: Counter[tuple[int, int]] = Counter()
-    blocks: Counter[str] = Counter()
-    tensors = 0
-    for part in parts:
-        summaries.append(part)
-        dtypes.update(part.dtype_bytes)
-        shapes.update(part.block_shapes)
-        blocks.update(part.block_parameters)
-        tensors += part.tensors
-        if tensors > MAX_TENSORS:
-            raise CheckpointFormatError(f"{name} has more than {MAX_TENSORS} tensors; merge some of them")
-    return WeightSummary(
-        dtype_bytes=dtypes,
-        block_shapes=shapes,
-        matrices=tuple(matrix for part in summaries for matrix in part.matrices),
-        stacks=tuple(stack for part in summaries for stack in part.stacks),
-        parameters=sum(part.parameters for part in summaries),
-        stored_bytes=sum(part.stored_bytes for part in summaries),
-        block_parameters=blocks,
-        tensors=tensors,
-        largest_dimension=max((part.largest_dimension for part in summaries), default=0),
-        largest_tensor=max((part.largest_tensor for part in summaries), default=0),
-    )
-
-
-def storage_dtype(weights: WeightSummary, model: str) -> str:
-    """Return the dtype in which most bytes of the weight matrices are stored, one of `FLOAT_DTYPES`.
-
-    Args:
-        weights: summary of the checkpoint's weights.
-        model: name of the model in messages.
-
-    Raises:
-        AlreadyQuantizedError: it is not a plain floating-point dtype.
-    """
-    stored = max(weights.dtype_bytes, key=lambda dtype: weights.dtype_bytes[dtype], default="none")
-    if stored not in FLOAT_DTYPES:
-        raise AlreadyQuantizedError(
-            f"most weights in {model} are stored as {stored}, not as plain floating-point numbers; start from the "
-            "original weights"
-        )
-    return stored
 
 
 def weight_files(names: Collection[str], read_index: Callable[[], bytes], folder: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rocket_core.budget import Shape
 from rocket_core.inspection.block_lists import list_of
 from rocket_core.inspection.model_fields import find_number, longer_side
-from rocket_core.inspection.safetensors_headers import WeightSummary
+from rocket_core.inspection.weight_summary import WeightSummary
 
 _FLOAT32 = 4
 

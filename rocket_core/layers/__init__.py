@@ -23,13 +23,12 @@ is absent if all are stored, except that a sparse layer always has it; `L.weight
 on the shape, whereas it would initialise a layer with unknown tensor names randomly.
 """
 
+from rocket_core.candidates import CODED_FACTOR_NAMES, FACTOR_NAMES
 from rocket_core.layers.code_tensors import check_codes, entry_codes, pack_codes, unpack_codes
 from rocket_core.layers.coded_factors import CodedFactorizedLinear, CodedLinear, CodedSparseLinear, ValueCodes
 from rocket_core.layers.coefficient_linear import CoefficientLinear
 from rocket_core.layers.factors import (
     CODE_NAMES,
-    CODED_FACTOR_NAMES,
-    FACTOR_NAMES,
     LayerFactors,
     StoredWeight,
     approximation,

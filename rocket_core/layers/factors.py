@@ -13,13 +13,8 @@ from rocket_core.layers.packing import pack_coefficients
 from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.integer_codes import RoundedWeight
 
-FACTOR_NAMES = ("weight", "weight_mask", "weight_u")
-"""Names of the tensors that may replace the weight of a layer stored as factors, to be appended to its name and a dot.
-"""
 CODE_NAMES = ("weight", "weight_scale")
 """Names of the tensors that replace the weight of a quantized layer."""
-CODED_FACTOR_NAMES = (*FACTOR_NAMES, "weight_scale", "weight_u_scale")
-"""Names of the tensors that may replace the weight of a layer stored as factors whose numbers are codes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

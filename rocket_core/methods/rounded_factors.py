@@ -1,26 +1,21 @@
 """Low-rank candidates whose factors are integer codes."""
 
-import bisect
-
 from rocket_core import budget
 from rocket_core.candidates import Candidate
-from rocket_core.code_format import FACTOR_CODES, CodeFormat, fewest_coded_bytes
+from rocket_core.code_format import FACTOR_CODES, CodeFormat, factor_ranks
 from rocket_core.layers import LayerFactors
 from rocket_core.linalg.factor_rounding import RoundedFactors, round_factors
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.sampled_outputs import output_importance
 
-# Bits per weight of the candidates. With more, codes of the weight itself have less error: on stories260K and MiniLM
-# the knapsack takes none with 2.6 or 3 bits at 0.13 to 0.3 of the bytes, and those are the slowest to profile.
-_BITS_PER_WEIGHT = (1.0, 1.25, 1.5, 1.75, 2.0, 2.3)
 # Squared errors are raised by this, so that one table serves all kinds of codes: compression lowers those of few atoms
 # by an eighth, of codes of the weight by a third (tiny-llama). Without it the knapsack takes too many such layers.
 ALLOWANCE = 1.25
 
 
 def profile(problem: LayerProblem, gram: RoundingGram) -> list[Candidate]:
-    """Return the candidate of the largest rank within each of some numbers of bits per weight, by falling bytes.
+    """Return the candidate of each of `factor_ranks`, by falling bytes.
 
     Errors are those of GPTQ alone, as for other codes, with an allowance for what compression gains less.
 
@@ -28,14 +23,9 @@ def profile(problem: LayerProblem, gram: RoundingGram) -> list[Candidate]:
         problem: the layer.
         gram: its Gram matrix, prepared for rounding.
     """
-    d_in, d_out = problem.shape
-    sizes = [FACTOR_CODES.low_rank_bytes(d_in, d_out, rank) for rank in range(1, min(d_in, d_out) + 1)]
-    ranks = {bisect.bisect_right(sizes, budget.bits_budget(d_in * d_out, bits)) for bits in _BITS_PER_WEIGHT}
-    least = fewest_coded_bytes(d_in, d_out)
     return [
         _candidate(problem, rank, _rounded(problem, gram, rank, FACTOR_CODES, improved=False))
-        for rank in sorted(ranks, reverse=True)
-        if rank >= 1 and sizes[rank - 1] >= least
+        for rank in factor_ranks(*problem.shape)
     ]
 
 

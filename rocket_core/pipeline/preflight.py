@@ -37,7 +37,7 @@ from rocket_core.inspection.preconditions import (
     check_config,
     parse_config,
 )
-from rocket_core.inspection.safetensors_headers import storage_dtype
+from rocket_core.inspection.weight_summary import storage_dtype
 from rocket_core.models.architecture import (
     Architecture,
     build_architecture,

@@ -18,6 +18,7 @@ from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.profile import Profiled, objective_of
 from rocket_core.pipeline.state.records import RefinedBlock, RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.report.layer_description import layer_report
 from rocket_core.report.schema import (
     AllocationReport,
     BlockReport,
@@ -26,7 +27,6 @@ from rocket_core.report.schema import (
     LayerOutcome,
     LayerReport,
     TotalsReport,
-    layer_report,
 )
 
 # Models of more layers are mixtures, whose report would mostly consist of frontiers.

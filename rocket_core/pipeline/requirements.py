@@ -29,6 +29,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
 from rocket_core.pipeline.stages.healing_plan import HealingPlan
+from rocket_core.reachability import Reach
 from rocket_core.system.devices import free_memory
 from rocket_core.system.machine import free_disk, gibibytes
 from rocket_core.target import ByFormat
@@ -93,6 +94,7 @@ def _model_shape(run: Run) -> ModelShape:
         largest_table=max(tables, default=None),
         predicts=natural_loss(model, reads_in_order=in_order) == "tokens",
         stored_bytes=run.checkpoint.stored_bytes,
+        tables=tuple(run.architecture.shape(table.name) for table in run.tables),
     )
 
 
@@ -126,28 +128,34 @@ def check_resources(run: Run, inputs: CalibrationInputs, output: Path, *, held: 
     return estimate
 
 
+def reach_of_run(run: Run) -> Reach:
+    """Return how small the model can become, before its layers are profiled.
+
+    It is what the profile will tell, apart from layers that the model turns out not to call, and from zeros and factors
+    where integer codes are limited or not allowed.
+    """
+    names = [name for block in run.layers for name in block]
+    tables = [table.name for table in run.tables] if run.config.decides_tables else []
+    target = run.config.target
+    return reach_of_layers(
+        [run.architecture.shape(name) for name in names],
+        itemsize=run.dtype.itemsize,
+        other_bytes=bytes_beside(run, names + tables),
+        quantizes=run.config.quantizes,
+        codes=run.config.code_choices,
+        only=target if isinstance(target, ByFormat) else None,
+        tables=[run.architecture.shape(name) for name in tables],
+    )
+
+
 def check_target(run: Run) -> None:
     """Raise an error if no choice of candidates reaches the target, before long work starts.
 
     Raises:
         InfeasibleBudgetError: the target cannot be reached.
     """
-    target = run.config.target
-    if target is not None:
-        names = [name for block in run.layers for name in block]
-        if run.config.decides_tables:
-            names += [table.name for table in run.tables]
-        shapes = [run.architecture.shape(name) for name in names]
-        other_bytes = bytes_beside(run, names)
-        reach = reach_of_layers(
-            shapes,
-            itemsize=run.dtype.itemsize,
-            other_bytes=other_bytes,
-            quantizes=run.config.quantizes,
-            codes=run.config.code_choices,
-            only=target if isinstance(target, ByFormat) else None,
-        )
-        reach.check(target)
+    if run.config.target is not None:
+        reach_of_run(run).check(run.config.target)
 
 
 def check_benchmark(run: Run) -> int:

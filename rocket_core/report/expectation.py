@@ -8,7 +8,7 @@ from rocket_core.calibrated_text import CalibratedText
 MEASURED_OF_PREDICTED = (0.5, 3.0)
 """The least and the most that measured increases of the loss were of predicted ones, but for `NOISE`, on the models of
 docs/quality.md: `predictions.json` next to their plots, made by `python -m benchmarks.predictions`."""
-NOISE = 0.001
+NOISE = 0.0015
 """Nats per token by which they differed in addition: what a finite text decides."""
 
 _MOST_NATS = 700.0

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rocket_core.report.schema import CompressionReport
     from rocket_core.report.speed import SpeedReport
 
+_LEFT = ' style="text-align:left"'
+
 
 def compression_html(report: "CompressionReport") -> str:
     """Return a compression's size, quality and time, its files, and what was measured of them."""
@@ -20,7 +22,7 @@ def compression_html(report: "CompressionReport") -> str:
     files = [("original", bytes_text(report.totals.dense_bytes))]
     files += [(export.kind, bytes_text(export.stored_bytes)) for export in report.exports]
     parts = [
-        table_html(f"{report.model}, {report.change_text}", ("", "after", ""), summary),
+        table_html(f"{report.model}, {report.change_text}", (), summary, words=True),
         table_html("Files", ("export", "size"), files),
     ]
     if report.evaluation is not None:
@@ -31,13 +33,41 @@ def compression_html(report: "CompressionReport") -> str:
     return "".join(parts)
 
 
+def compression_text(report: "CompressionReport") -> str:
+    """Return the same size, quality and time as lines of text."""
+    lines = [f"{one.name}: {one.value}; {one.detail}" for one in headlines(report)]
+    return "\n".join([f"{report.model}, {report.change_text}", *lines])
+
+
 def speed_html(report: "SpeedReport") -> str:
     """Return a measurement of speed as a table."""
     return table_html(f"Speed: {report.conditions}", SPEED_COLUMNS, speed_rows(report))
 
 
-def table_html(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; all text is escaped."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def table_html(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
+    """Return a table; all text is escaped.
+
+    Notebooks align cells to the right and captions to the middle, which suits numbers, but not words.
+
+    Args:
+        caption: its caption.
+        columns: names of the columns; none for a table without a head.
+        rows: texts of each row; the first is its name.
+        words: whether cells contain words rather than numbers.
+    """
+    head = "".join(
+        f"<th{_LEFT if words or not place else ''}>{escape(name)}</th>" for place, name in enumerate(columns)
+    )
+    body = "".join(
+        f"<tr>{''.join(_cell(text, place, words=words) for place, text in enumerate(row))}</tr>" for row in rows
+    )
+    thead = f"<thead><tr>{head}</tr></thead>" if columns else ""
+    return f"<table><caption{_LEFT}>{escape(caption)}</caption>{thead}<tbody>{body}</tbody></table>"
+
+
+def _cell(text: str, place: int, *, words: bool) -> str:
+    if place == 0:
+        return f'<th scope="row"{_LEFT}>{escape(text)}</th>'
+    # A short one is the value, which is not to be broken.
+    short = ";white-space:nowrap" if place == 1 else ""
+    return f'<td style="text-align:{"left" if words else "right"}{short}">{escape(text)}</td>'

@@ -5,15 +5,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rocket_core.budget import achieved_ratio, bits_per_weight, sparsity
 from rocket_core.calibrated_text import CalibratedText
-from rocket_core.candidates import CODE_KINDS, Candidate, CandidateKind, FrontierPoint, LayerProfile
+from rocket_core.candidates import CODE_KINDS, CandidateKind, FrontierPoint
 from rocket_core.code_format import CodeBits, ScaleBits
 from rocket_core.config import BudgetUnit, CalibrationKind, CompressionConfig, Objective
 from rocket_core.coverage import Coverage
 from rocket_core.engines import ExportKind
 from rocket_core.gguf_types import BlockType
-from rocket_core.report.formatting import kwh_text, percent_text
+from rocket_core.report.formatting import bytes_text, kwh_text, percent_text
 from rocket_core.report.healing import HealingReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.speed import SpeedReport
@@ -160,7 +159,7 @@ class LayerReport(FrozenModel):
     """predicted increase of the model's loss, nats per token; None if sensitivities were not measured."""
     achieved_error: float | None = None
     """as `reconstruction_error`, for the stored layer; see `LayerOutcome`. 0 if dense."""
-    frontier: tuple[FrontierPoint, ...] = ()
+    frontier: Annotated[tuple[FrontierPoint, ...], Field(repr=False)] = ()
     """the candidates that the knapsack chose from, by falling cost; see `FrontierPoint`. Left out where there are more
     than 2,000 layers, as they would take most of the report.
     """
@@ -281,6 +280,17 @@ class CompressionReport(FrozenModel):
 
         return compression_html(self)
 
+    def __str__(self) -> str:
+        """Return size, quality and time in a few lines; all numbers are in the fields."""
+        from rocket_core.report.notebook import compression_text
+
+        return compression_text(self)
+
+    def __repr__(self) -> str:
+        """Return one line, as an interpreter shows a result whose fields would fill pages."""
+        sizes = f"{bytes_text(self.totals.dense_bytes)} → {bytes_text(self.totals.stored_bytes)}"
+        return f"<{type(self).__name__} of {self.model}: {sizes}, {self.change_text}>"
+
     @property
     def experts(self) -> dict[str, int]:
         """Calibration tokens that were routed to each expert of a mixture, by the name of its module."""
@@ -351,49 +361,3 @@ def energy_text(stages: Sequence[StageReport]) -> str | None:
     """Return the energy as text: 76.5 Wh, or about 76.5 Wh if the processor's share is estimated; None if unknown."""
     kwh = energy_of(stages)
     return None if kwh is None else f"{'about ' if is_estimated(stages) else ''}{kwh_text(kwh)}"
-
-
-def layer_report(
-    profile: LayerProfile,
-    candidate: Candidate,
-    outcome: LayerOutcome | None,
-    frontier: tuple[FrontierPoint, ...] = (),
-) -> LayerReport:
-    """Describe a layer with its chosen candidate.
-
-    Args:
-        profile: profile of the layer.
-        candidate: the chosen candidate.
-        outcome: result of compressing the layer; None if it stayed dense.
-        frontier: the candidates that the knapsack chose from.
-    """
-    rows = profile.d_in if candidate.rank is None else candidate.rank
-    nnz = None if outcome is None or candidate.kind in CODE_KINDS else outcome.nnz
-    kept = candidate.kept_parameters if outcome is None else outcome.kept_parameters
-    stored = candidate.stored_bytes if outcome is None else outcome.stored_bytes
-    return LayerReport(
-        name=profile.name,
-        kind=candidate.kind,
-        d_in=profile.d_in,
-        d_out=profile.d_out,
-        rank=candidate.rank,
-        nnz=nnz,
-        sparsity=None if nnz is None else sparsity(rows, profile.d_out, nnz),
-        rank_nnz_ratio=None if nnz is None or candidate.rank is None else rows * profile.d_out / nnz,
-        kept_parameters=kept,
-        stored_bytes=stored,
-        bits_per_weight=bits_per_weight(profile.d_in, profile.d_out, stored),
-        bits=candidate.bits,
-        group_size=candidate.group_size,
-        scale_bits=candidate.scale_bits,
-        block_type=candidate.block_type,
-        compression_ratio=achieved_ratio(profile.parameters, kept),
-        reconstruction_error=candidate.reconstruction_error,
-        weight_error=candidate.weight_error,
-        loss=candidate.loss,
-        achieved_error=0.0 if outcome is None else outcome.achieved_error,
-        frontier=frontier,
-        input_group=profile.input_group,
-        dictionary=candidate.dictionary,
-        routed_tokens=profile.routed_tokens,
-    )

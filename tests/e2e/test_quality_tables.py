@@ -56,6 +56,12 @@ def test_a_missing_run_is_not_reported_as_out_of_reach():
     assert not any("out of reach" in line for line in lines)
 
 
+def test_variants_have_one_order_and_appear_where_they_were_run():
+    results = Results([row("wanda", 1.4), row("best, without codes", 1.2), row("paper", 2.0, budget="parameters")])
+    names = [[line.split(" | ")[0] for line in table(results, budget)][3:] for budget in ("bytes", "parameters")]
+    assert names == [["| best, without codes", "| wanda"], ["| paper"]]
+
+
 def test_excess_is_compared_with_paper_and_best_baseline(results):
     lines = list(comparison(results, "bytes"))
     assert "| best, of paper's | 0.2 | 3.5 |" in lines
@@ -80,7 +86,7 @@ def test_bars_report_what_holds_and_what_is_missed():
     assert list(bars(Results(rows)))[2:] == [
         "| best: excess at 0.5, of `paper`'s | at most 0.1 | 0.05 | holds |",
         "| best, factored only: excess at 0.5, of `paper`'s | at most 0.333 | 0.5 | missed |",
-        "| excess at 0.5, equal bytes, of the best baseline's (wanda) | at most 1 | 1.25 | missed |",
+        "| best: excess at 0.5, equal bytes, of the best baseline's (wanda) | at most 1 | 1.25 | missed |",
         "| budget exceeded, by a part of it | at most 1e-09 | 0.0002 | missed |",
         "| budget left over, of it | at most 0.002 | 0.001 | holds |",
         "| CPU time, of `paper`'s | at most 4 | 4.1 | missed |",

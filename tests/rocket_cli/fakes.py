@@ -6,6 +6,7 @@ from typing import Any
 
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import CompressionConfig
+from rocket_core.report.layer_description import layer_report
 from rocket_core.report.schema import (
     AllocationReport,
     CalibrationReport,
@@ -14,7 +15,6 @@ from rocket_core.report.schema import (
     LayerOutcome,
     StageReport,
     TotalsReport,
-    layer_report,
 )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rocket_cli.command_words import command_words
+from rocket_cli.command_words import command_words, plain_message
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,22 @@ def test_a_refusal_names_the_command(remote):
     refused = remote("submit", "local/gone", "--ratio", "0.3").err
     assert "`rocket models` lists those it has" in refused
     assert "GET /" not in refused
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (
+            "Value error, 'bst' is not one of 'fast', 'best'.",
+            "'bst' is not one of 'fast', 'best'. Did you mean 'best'?",
+        ),
+        (
+            "Value error, 'Ollama' is not one of 'vllm', 'llama.cpp'.",
+            "'Ollama' is not one of 'vllm', 'llama.cpp'. Did you mean 'llama.cpp'?",
+        ),
+        ("'xyz' is not one of 'fast', 'best'.", "'xyz' is not one of 'fast', 'best'."),
+        ("Missing argument 'MODEL'.", "Missing argument 'MODEL'."),
+    ],
+)
+def test_a_misspelled_choice_is_answered_with_the_nearest(message, shown):
+    assert plain_message(message) == shown

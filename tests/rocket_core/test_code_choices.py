@@ -4,15 +4,26 @@ import itertools
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.shared.requests import JobRequest
-from rocket_core.code_format import ANY_CODES, CODE_BITS, MEMORY_GROUPS, CodeChoices, fewest_bytes, formats_for
+from rocket_core.code_format import (
+    ANY_CODES,
+    CODE_BITS,
+    MEMORY_GROUPS,
+    CodeChoices,
+    coded_format,
+    fewest_bytes,
+    fewest_coded_bytes,
+    formats_for,
+)
 from rocket_core.config import KINDS, compression_config
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from rocket_core.inspection.feasibility import check_any_selection, reach_of_layers
-from rocket_core.inspection.safetensors_headers import WeightSummary
+from rocket_core.inspection.weight_summary import WeightSummary
+from rocket_core.layers.code_stream import coded_bytes
 from rocket_core.target import ByBits
 
 SIZES = (0, 8, 16, 32, 64, 128)
@@ -75,31 +86,40 @@ def test_entropy_coding_has_no_bits_to_choose():
         limited = compression_config(**BYTES, **limit)
         assert not limited.entropy_codes
         assert limited.quantizes
-    for kinds, storage, smaller in (
-        (KINDS, "file", True),
-        (KINDS, "memory", True),
-        (("quantized", "entropy_coded"), "file", True),
-        (("quantized", "entropy_coded"), "memory", False),
-        (("low_rank", "sparse"), "memory", False),
+    for kinds, storage, coded, factors in (
+        (KINDS, "file", True, True),
+        (KINDS, "memory", False, True),
+        (("quantized", "entropy_coded"), "file", True, False),
+        (("quantized", "entropy_coded"), "memory", False, False),
+        (("low_rank", "sparse"), "memory", False, False),
     ):
         choices = compression_config(**BYTES, kinds=kinds, storage=storage).code_choices
         sizes = MEMORY_GROUPS if storage == "memory" else None
-        assert replace(choices, alone=False) == replace(ANY_CODES, smaller=smaller, group_sizes=sizes)
+        assert choices.fixed == ("quantized" in kinds)
+        found = replace(choices, alone=False, fixed=True)
+        assert found == replace(ANY_CODES, entropy_coded=coded, factors=factors, group_sizes=sizes)
 
 
-def test_some_layers_may_take_less_than_in_any_format():
-    fixed, coded = (
-        reach_of_layers([(1024, 1024)], itemsize=2, other_bytes=0, quantizes=True, codes=CodeChoices(smaller=smaller))
-        for smaller in (False, True)
-    )
-    # How far a layer can be compressed is not known before.
-    assert coded.certain == fixed.certain
-    assert coded.check(ByBits(bits=1.5)) > 0
-    for reach, bits in ((fixed, 1.5), (coded, 0.9)):
-        with pytest.raises(
-            InfeasibleBudgetError, match=r"2\.01 or more, which is certain|at least 2\.01; ask for that"
-        ):
-            reach.check(ByBits(bits=bits))
+@pytest.mark.parametrize(
+    ("choices", "bits"),
+    [({}, 2.01), ({"entropy_coded": True}, 1.01), ({"factors": True}, 1.25), ({"fixed": False}, 16.0)],
+    ids=str,
+)
+def test_the_fewest_bits_are_known_from_shapes(choices, bits):
+    codes = CodeChoices(alone=True, **choices)
+    reach = reach_of_layers([(1024, 1024)], itemsize=2, other_bytes=0, quantizes=True, codes=codes)
+    assert reach.smallest == reach.certain
+    assert reach.bits == bits
+    with pytest.raises(InfeasibleBudgetError, match="ask for that or more"):
+        reach.check(ByBits(bits=bits - 0.02))
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (16, 24), (64, 16)])
+def test_how_small_entropy_codes_of_small_layers_get_is_a_bound(shape):
+    codes = CodeChoices(alone=True, fixed=False, entropy_coded=True)
+    reach = reach_of_layers([shape], itemsize=4, other_bytes=0, quantizes=True, codes=codes)
+    empty = coded_bytes(torch.zeros(shape, dtype=torch.int8)) + coded_format(shape[0]).scale_bytes(*shape)
+    assert reach.smallest <= max(empty, fewest_coded_bytes(*shape)) <= reach.certain
 
 
 def test_bits_out_of_reach_of_the_codes_are_refused():

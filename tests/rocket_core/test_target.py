@@ -5,7 +5,7 @@ import pytest
 from app.shared.requests import AllocationRequest, CompressionRequest, JobRequest, ProfileRequest
 from rocket_core.config import CompressionConfig, compression_config
 from rocket_core.errors import InvalidConfigError
-from rocket_core.target import ByBits, ByBytes, ByError, ByFormat, ByRatio, target_of
+from rocket_core.target import ByBits, ByBytes, ByError, ByFormat, ByRatio, parse_size, target_of
 
 BOUNDARIES = [
     ({"ratio": 0.3}, ByRatio(ratio=0.3)),
@@ -90,3 +90,27 @@ def test_bits_are_said_as_they_were_typed():
 )
 def test_a_prediction_has_one_target_of_four(members, target):
     assert AllocationRequest.model_validate(members).target == target
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1.5 GB", 1_500_000_000), ("700MiB", 700 * 2**20), ("2800000", 2_800_000), (".5kB", 500), ("1B", 1)],
+)
+def test_sizes_are_read_as_people_write_them(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("50%", "or give a ratio: 50% is removed then"),
+        ("3", "3 without a unit is a number of bytes; write for example 3MB or 3GB"),
+        ("much", "'much' is not a size; use a number of bytes"),
+        ("3MB/2", "is not a size"),
+        ("3 apples", "is not a size"),
+        ("", "is not a size"),
+    ],
+)
+def test_what_is_no_size_is_answered_with_one(text, said):
+    with pytest.raises(ValueError, match=said):
+        parse_size(text)

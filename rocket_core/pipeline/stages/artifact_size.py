@@ -10,14 +10,15 @@ import torch
 from rocket_core.allocation import Allocation
 from rocket_core.allocation.predictor import Predictor
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.checkpoint import TensorPlan, checkpoint_bytes, header_bytes, plan_tensor
+from rocket_core.checkpoint import TensorPlan, checkpoint_bytes, plan_tensor
 from rocket_core.code_format import coded_format
 from rocket_core.exports import compressed_tensors
 from rocket_core.exports.gguf_file import ALIGNMENT
 from rocket_core.exports.gguf_model import GgufPlan
 from rocket_core.exports.gguf_writer import gguf_storage
 from rocket_core.gguf_types import BlockType
-from rocket_core.layers import CODED_FACTOR_NAMES, FACTOR_NAMES, mask_shape
+from rocket_core.inspection.header_size import header_bytes, stored_parts
+from rocket_core.layers import mask_shape
 from rocket_core.layers.code_tensors import code_shapes
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.export import plan_untouched
@@ -42,9 +43,7 @@ def bytes_beside(run: Run, layers: Collection[str]) -> int:
     compressible = {f"{run.disk_name(name)}.weight" for name in layers}
     tensors: list[tuple[str, tuple[int, ...]]] = []
     # No part has more dimensions, or is longer, than the weight's own shape. Codes have fewer parts.
-    # Factors of codes have no mask, so that four of the five names do.
-    factors = CODED_FACTOR_NAMES[1:] if run.config.codes_factors else FACTOR_NAMES
-    parts = compressed_tensors.PARTS if _is_packed(run) else factors
+    parts = stored_parts(packed=_is_packed(run), codes_factors=run.config.codes_factors)
     others = run.config.reader.layer_bytes * len(layers)
     for key, entry in run.artifact_entries(layers).items():
         if key in compressible:

@@ -52,6 +52,17 @@ def test_a_key_is_created_shown_once_and_works(page, client, key, sign_in, allow
     assert client.post("/webhooks", json={"url": "https://example.org"}, headers=bearer).status_code == 403
 
 
+def test_cells_of_keys_do_not_break_within_a_value(page, key, sign_in, allow):
+    send = sign_in(key("alice"))
+    send(label="", days="3", **{"scope-read": "yes"})
+    shown = page("GET", "/ui/keys").text
+    assert '<span class="whole">read, write</span>' in shown
+    assert re.search(r'<span class="whole">until \d{4}-\d\d-\d\d</span>', shown)
+    assert len(re.findall(r'<code class="whole">rk_', shown)) == 2
+    # On a phone, a key without a label has no row for it.
+    assert len(re.findall(r'<td data-title="label" data-empty>', shown)) == 1
+
+
 def test_a_revoked_key_is_refused_at_once(client, key, sign_in, allow, context):
     mine, other = key("alice"), key("alice")
     send = sign_in(mine)

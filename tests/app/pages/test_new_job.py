@@ -172,7 +172,9 @@ def test_a_profile_for_sizes_is_found_by_sizes_alone(page, client, worker):
     [
         ({"ratio": "2"}, 422, "less than 1"),
         ({"ratio": ""}, 422, "specify one of ratio, target_bytes and bits"),
-        ({"target": "size", "size": "much"}, 422, "write a size such as"),
+        ({"target": "size", "size": "much"}, 422, "is not a size; use a number of bytes"),
+        ({"target": "size", "size": "50%"}, 422, "or give a ratio: 50% is removed then"),
+        ({"target": "size", "size": "3"}, 422, "write for example 3MB or 3GB"),
         ({"target": "size", "size": "1kB"}, 422, "1kB is out of reach"),
         ({"target": "bits", "bits": "17"}, 422, "less than or equal to 16"),
         ({"target": "bits", "bits": "0"}, 422, "greater than 0"),

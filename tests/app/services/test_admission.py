@@ -1,6 +1,7 @@
 """Refusals before a job exists, through the API."""
 
 import json
+import shutil
 import threading
 import time
 
@@ -39,8 +40,8 @@ def hub(monkeypatch):
         utils.close_session()
 
 
-def refused(client, body, status, code):
-    answer = client.post("/jobs", json=body)
+def refused(client, body, status, code, *, path="/jobs"):
+    answer = client.post(path, json=body)
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (status, code), problem
     assert client.get("/jobs").json()["data"] == []
@@ -101,6 +102,17 @@ def test_an_unreachable_ratio_is_refused_with_a_reachable_one(client):
     problem = refused(client, BODY | {"ratio": 0.95}, 422, "infeasible_budget").json()
     assert 0.65 < problem["nearest_ratio"] < 0.75
     assert client.post("/jobs", json=BODY | {"ratio": problem["nearest_ratio"]}).status_code == 202
+
+
+@pytest.mark.parametrize(("options", "smallest"), [({"engine": "llama.cpp"}, "1.486MB"), ({}, "427.9kB")], ids=str)
+def test_the_smallest_size_is_named_when_a_job_is_submitted(client, settings, options, smallest):
+    shutil.copytree("examples/tiny-llama", settings.models_folder / "tiny-llama")
+    body = {"model_id": "local/tiny-llama", "options": options}
+    size = round(float(smallest[:-2]) * {"kB": 1e3, "MB": 1e6}[smallest[-2:]])
+    for path in ("/jobs", "/estimates"):
+        answer = refused(client, body | {"target_bytes": round(0.9 * size)}, 422, "infeasible_budget", path=path)
+        assert f"at least {smallest}; ask for that or more" in answer.json()["detail"]
+    assert client.post("/estimates", json=body | {"target_bytes": size}).status_code == 200
 
 
 def test_hub_requests_use_the_token_of_the_settings(hub, settings, monkeypatch):

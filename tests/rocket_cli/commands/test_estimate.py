@@ -113,7 +113,9 @@ def test_the_time_is_shown_with_its_uncertainty(answered):
     shown = answered(seconds=120.0).out
     assert rows(shown)["time"] == ["about", "2", "min"]
     assert "The time is between 1 min 20 s and 3 min for most models" in shown
-    assert "time" not in rows(answered().out)
+    unknown = answered(seconds_unknown="this machine has a GPU").out
+    assert "time" not in rows(unknown)
+    assert "How long it takes is not known: this machine has a GPU" in unknown
 
 
 def test_its_options_equal_those_of_submit(remote, monkeypatch):

@@ -3,8 +3,10 @@ from dataclasses import replace
 import pytest
 
 from rocket_core.config import compression_config
-from rocket_core.inspection.duration import Operations, count_operations, layer_parts, total_operations
+from rocket_core.inspection.code_duration import compressing_codes, profiling_codes
+from rocket_core.inspection.duration import count_operations, layer_parts, total_operations, why_uncounted
 from rocket_core.inspection.footprint import ModelShape, Workload, estimate_footprint
+from rocket_core.inspection.operations import Operations
 from rocket_core.system.machine_speed import MachineSpeed
 
 # A processor that multiplies bfloat16 matrices, as measured by `benchmarks.scale`.
@@ -84,11 +86,52 @@ def test_time_is_in_proportion_to_blocks_and_rises_with_tokens():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"preset": "best"}, {"preset": "paper"}, {"ratio": None, "bits": 4.0}, {"method": "wanda"}], ids=str
+    ("settings", "said"),
+    [
+        ({"preset": "best"}, "preset best"),
+        ({"preset": "max"}, "preset max"),
+        ({"preset": "paper"}, "kind sparse"),
+        ({"method": "wanda"}, "method wanda"),
+        ({"value_bits": 8}, "value_bits"),
+        ({"ratio": None, "bits": 4.0, "code_bits": 4}, "code_bits or group_size"),
+        ({"ratio": None, "bits": 4.0, "kinds": ("quantized", "sparse")}, "choice of kinds"),
+    ],
+    ids=str,
 )
-def test_settings_whose_operations_are_not_counted_have_no_time(settings):
+def test_why_operations_are_not_counted_is_said(settings, said):
     assert count_operations(shape(LLAMA_1B), work(**settings)) is None
     assert total_operations(shape(LLAMA_1B), work(**settings)) is None
+    assert said in why_uncounted(work(**settings).config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "profiling", "storing"),
+    [
+        ({}, 1.437, 0.440),
+        ({"storage": "memory"}, 1.477, 0.598),
+        ({"engine": "vllm"}, 0.169, 0.693),
+        ({"engine": "llama.cpp"}, 0.756, 2.546),
+    ],
+    ids=str,
+)
+def test_codes_take_what_was_measured(settings, profiling, storing):
+    """A layer of 1024 x 1024, as `python -m benchmarks.code_duration` measured it on one thread of Zen 5."""
+    speed = MachineSpeed(products=121e9, rough_products=484e9, memory=10.7e9)
+    config = work(ratio=None, target_bytes=10**9, **settings).config
+    assert why_uncounted(config) is None
+    assert profiling_codes((1024, 1024), config).duration(speed) == pytest.approx(profiling, rel=0.15)
+    assert compressing_codes((1024, 1024), config).duration(speed) == pytest.approx(storing, rel=0.2)
+
+
+def test_tables_take_time_where_a_size_may_quantize_them():
+    model = replace(shape(LLAMA_1B), tables=((2048, 32000),))
+    for settings, more in (({"target_bytes": 10**9}, True), ({"target_bytes": 10**9, "include": ()}, False)):
+        known, alone = (
+            total_operations(sizes, work(ratio=None, **settings)).duration(SPEED) for sizes in (model, shape(LLAMA_1B))
+        )
+        assert (known > alone) == more
+    bits = count_operations(model, work(ratio=None, bits=4.0))
+    assert bits["factorizing"] == count_operations(shape(LLAMA_1B), work(ratio=None, bits=4.0))["factorizing"]
 
 
 def test_a_profile_ends_before_factorizing():

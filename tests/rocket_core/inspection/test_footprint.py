@@ -24,14 +24,9 @@ from rocket_core.inspection.footprint import (
     sensitivity_disk_bytes,
 )
 from rocket_core.inspection.preconditions import input_kind
-from rocket_core.inspection.safetensors_headers import (
-    WeightSummary,
-    local_weight_files,
-    read_header,
-    sum_summaries,
-    summarize,
-)
+from rocket_core.inspection.safetensors_headers import local_weight_files, read_header
 from rocket_core.inspection.tower_footprint import tower_workload
+from rocket_core.inspection.weight_summary import WeightSummary, sum_summaries, summarize
 from rocket_core.methods import method_for
 from rocket_core.models.architecture import build_architecture, read_config
 from rocket_core.pipeline.preflight import prepare_run

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rocket_core.config import CompressionConfig, compression_config
 from rocket_core.errors import InvalidConfigError, RocketError, UnmatchedIgnoreError
-from rocket_core.inspection.feasibility import check_any_selection, reach_of_model
+from rocket_core.inspection.feasibility import check_any_selection
 from rocket_core.inspection.footprint import (
     Workload,
     describe_model,
@@ -25,6 +25,7 @@ from rocket_core.inspection.footprint import (
 )
 from rocket_core.inspection.healing_footprint import vocabulary
 from rocket_core.inspection.model_fields import check_fields, check_sizes
+from rocket_core.inspection.model_reach import reach_of_headers
 from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
     check_config,
@@ -34,7 +35,8 @@ from rocket_core.inspection.preconditions import (
     parse_config,
     window_length,
 )
-from rocket_core.inspection.safetensors_headers import header_length, parse_header, sum_summaries, summarize
+from rocket_core.inspection.safetensors_headers import header_length, parse_header
+from rocket_core.inspection.weight_summary import sum_summaries, summarize
 from rocket_core.target import ByRatio
 from tests.reference.hostile_files import (
     CONFIGS,
@@ -71,7 +73,7 @@ def judge(raw_config, raw_file, *, ratio=0.3, ignore=()):
     check_sizes(config, weights, "m")
     check_ignore(config, weights, ignore, "m")
     model = describe_model(config, weights, ignore=ignore)
-    assert reach_of_model(model).ratio < 1
+    assert reach_of_headers(config, weights, CompressionConfig(ratio=0.3, ignore=ignore)).ratio < 1
     length = window_length(positions(config), None)
     work = {"windows": 4, "sequence_length": sample_positions(config, input_kind(config), length)}
     estimate_footprint(model, Workload(config=CompressionConfig(ratio=0.3), **work))
@@ -230,7 +232,7 @@ def described(config, weights, ignore):
     model = describe_model(config, weights, ignore=ignore)
     estimate_footprint(model, Workload(config=CompressionConfig(ratio=0.3), **WORK))
     vocabulary(config, model)
-    assert reach_of_model(model).ratio < 1
+    assert reach_of_headers(config, weights, CompressionConfig(ratio=0.3, ignore=ignore)).ratio < 1
 
 
 @settings(deadline=None, max_examples=150)

@@ -14,7 +14,7 @@ from rocket_core.errors import (
     ModelNotFoundError,
 )
 from rocket_core.inspection import hub
-from rocket_core.inspection.safetensors_headers import summarize
+from rocket_core.inspection.weight_summary import summarize
 from tests.reference.fake_hub import COMMIT, FakeHub
 from tests.reference.safetensors_files import llama_tensors, safetensors_bytes
 

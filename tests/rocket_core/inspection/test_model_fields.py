@@ -12,14 +12,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from rocket_core.errors import UnsupportedArchitectureError
 from rocket_core.inspection.model_fields import check_fields, check_sizes, find_number, longer_side
 from rocket_core.inspection.preconditions import check_config, parse_config
-from rocket_core.inspection.safetensors_headers import (
-    WeightSummary,
-    local_weight_files,
-    parse_header,
-    read_header,
-    sum_summaries,
-    summarize,
-)
+from rocket_core.inspection.safetensors_headers import local_weight_files, parse_header, read_header
+from rocket_core.inspection.weight_summary import WeightSummary, sum_summaries, summarize
 from tests.reference.hostile_files import HUGE, LLAMA
 from tests.reference.safetensors_files import llama_tensors, safetensors_bytes
 

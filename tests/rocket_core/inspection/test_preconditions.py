@@ -20,8 +20,7 @@ from rocket_core.errors import (
 )
 from rocket_core.hf.names import disk_names
 from rocket_core.inspection import preconditions
-from rocket_core.inspection.feasibility import check_any_selection, check_feasible, reach_of_layers, reach_of_model
-from rocket_core.inspection.footprint import ModelShape
+from rocket_core.inspection.feasibility import check_any_selection, check_feasible, reach_of_layers
 from rocket_core.inspection.layer_names import PREFIXES
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.preconditions import (
@@ -33,16 +32,11 @@ from rocket_core.inspection.preconditions import (
     input_kind,
     parse_config,
 )
-from rocket_core.inspection.safetensors_headers import (
-    WeightSummary,
-    local_weight_files,
-    read_header,
-    sum_summaries,
-    summarize,
-)
+from rocket_core.inspection.safetensors_headers import local_weight_files, read_header
+from rocket_core.inspection.weight_summary import WeightSummary, sum_summaries, summarize
 from rocket_core.models.architecture import build_architecture, ignored_layers, read_config
 from rocket_core.pipeline.preflight import prepare_run
-from rocket_core.target import ByBits, ByBytes, ByRatio
+from rocket_core.target import ByBits, ByRatio
 from tests.reference.tiny_models import ALL_FAMILIES, byte_tokenizer, save_tiny_model
 
 COMMON = {
@@ -370,23 +364,3 @@ def test_known_families_have_the_same_names_in_files_and_models(family):
         for pattern in conversion.source_patterns
     }
     assert renamed <= {r"^embed_out\."}
-
-
-def test_a_size_may_count_on_everything_outside_the_blocks():
-    shape = ModelShape(
-        layers=(((64, 64),),),
-        block_parameters=(64 * 64,),
-        parameters=64 * 64 + 1000 * 64,
-        hidden_size=64,
-        itemsize=2,
-        compute_itemsize=4,
-        stored_bytes=2 * (64 * 64 + 1000 * 64),
-    )
-    alone, tables = (reach_of_model(shape, quantizes=True, tables=tables) for tables in (False, True))
-    assert alone.other_bytes == 2 * 1000 * 64
-    assert tables.other_bytes == 0
-    assert not alone.allows(ByBytes(target_bytes=100_000))
-    assert tables.allows(ByBytes(target_bytes=100_000))
-    assert not tables.allows(ByBytes(target_bytes=1000 * 64 // 4))
-    # Nothing is promised, as the parameters may belong to other modules.
-    assert tables.model_bytes == alone.model_bytes

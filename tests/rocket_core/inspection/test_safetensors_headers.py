@@ -9,17 +9,9 @@ from hypothesis import strategies as st
 
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.errors import AlreadyQuantizedError, CheckpointFormatError, CorruptCheckpointError
-from rocket_core.inspection import safetensors_headers
-from rocket_core.inspection.safetensors_headers import (
-    FLOAT_DTYPES,
-    WeightSummary,
-    header_length,
-    parse_header,
-    storage_dtype,
-    sum_summaries,
-    summarize,
-    weight_files,
-)
+from rocket_core.inspection import safetensors_headers, weight_summary
+from rocket_core.inspection.safetensors_headers import FLOAT_DTYPES, header_length, parse_header, weight_files
+from rocket_core.inspection.weight_summary import WeightSummary, storage_dtype, sum_summaries, summarize
 from tests.reference.safetensors_files import ITEM_BITS, header_of, safetensors_bytes
 
 
@@ -144,7 +136,7 @@ def test_empty_tensors_do_not_count():
 
 
 def test_the_tensor_limit_applies_to_all_files_together(monkeypatch):
-    monkeypatch.setattr(safetensors_headers, "MAX_TENSORS", 3)
+    monkeypatch.setattr(weight_summary, "MAX_TENSORS", 3)
     summary = summarize(parse(*header_of({"a": ("U8", (1,)), "b": ("U8", (1,))})))
     with pytest.raises(CheckpointFormatError, match="org/m has more than 3 tensors"):
         sum_summaries([summary, summary], "org/m")

@@ -41,8 +41,28 @@ def test_a_compression_shows_sizes_speed_and_time():
     assert shown.captions[1:] == ["Files", f"Speed: {speed.conditions}"]
     assert shown.captions[0].startswith(report.model)
     assert ["factored", "832 bytes"] in shown.rows
-    assert [row[0] for row in shown.rows[1:4]] == ["Size", "Quality", "Time"]
+    assert [row[0] for row in shown.rows[:3]] == ["Size", "Quality", "Time"]
     assert Cells(speed._repr_html_()).rows[1][0] == "original"
+
+
+def test_an_interpreter_shows_lines_rather_than_pages():
+    report = report_of_layers()
+    assert len(repr(report)) < 200
+    assert report.model in repr(report)
+    assert [line.partition(":")[0] for line in str(report).splitlines()[1:]] == ["Size", "Quality", "Time"]
+    assert "frontier" not in repr(report.layers[0])
+
+
+def test_words_are_aligned_to_the_left_and_numbers_to_the_right():
+    words, numbers = (
+        table_html("c", (), [("Size", "1 MB", "was 2 MB")], words=True),
+        table_html("c", ("", "x"), [("a", "1")]),
+    )
+    assert "text-align:right" not in words
+    assert '<td style="text-align:right;white-space:nowrap">1</td>' in numbers
+    for table in (words, numbers):
+        assert '<caption style="text-align:left">' in table
+        assert '<th scope="row" style="text-align:left">' in table
 
 
 def test_an_evaluation_has_a_column_for_each_model():

@@ -123,6 +123,7 @@ def test_availability_is_unknown_for_remote_workers(app, client):
     app.state.context.settings.__dict__["broker_url"] = SecretStr("redis://elsewhere")
     told = estimate(client)
     assert told["available"] is told["seconds"] is None
+    assert told["seconds_unknown"] == "jobs run on other machines, whose speed is not known here"
 
 
 def test_the_time_of_jobs_here_that_only_compress_is_known(client, monkeypatch):
@@ -132,10 +133,16 @@ def test_the_time_of_jobs_here_that_only_compress_is_known(client, monkeypatch):
     assert seconds > 1
     monkeypatch.setattr(estimate_module, "measure_speed", lambda: replace(SPEED, products=SPEED.products / 1e6))
     assert estimate(client)["seconds"] > 2 * seconds
-    for change in ({"evaluate": {"samples": 4}}, {"ratio": None, "bits": 4}, {"options": {"preset": "best"}}):
-        assert estimate(client, **change)["seconds"] is None
+    for change in ({"ratio": None, "bits": 4}, {"ratio": None, "target_bytes": 100_000}):
+        told = estimate(client, **change)
+        assert (told["seconds"] > 1, told["seconds_unknown"]) == (True, None)
+    for change, said in (({"evaluate": {"samples": 4}}, "an evaluation"), ({"options": {"preset": "best"}}, "best")):
+        told = estimate(client, **change)
+        assert told["seconds"] is None
+        assert said in told["seconds_unknown"]
     monkeypatch.setattr(estimate_module, "has_accelerator", lambda: True)
-    assert estimate(client)["seconds"] is None
+    told = estimate(client)
+    assert (told["seconds"], "GPU" in told["seconds_unknown"]) == (None, True)
 
 
 def test_little_selected_is_warned_of_by_estimate_and_job(client):

@@ -239,13 +239,13 @@ def test_a_size_can_be_requested_instead_of_a_ratio(client):
     layers = {"options": BODY.get("options", {}) | {"include": []}}
     target = whole["stored_bytes"] - whole["compressible_parameters"]
     told = client.post("/estimates", json=body | layers | {"target_bytes": target}).json()
-    # A quarter of four bytes per parameter.
-    assert told["ratio"] == pytest.approx(0.25)
+    # A quarter of four bytes per parameter, and what the names in the file take.
+    assert 0.25 < told["ratio"] < 0.4
     assert told["factored_bytes"] == target
     # The same bytes are a smaller part of layers and embeddings together.
-    told = client.post("/estimates", json=body | {"target_bytes": target}).json()
-    assert 0 < told["ratio"] < 0.25
-    assert told["factored_bytes"] == target
+    smaller = client.post("/estimates", json=body | {"target_bytes": target}).json()
+    assert 0 < smaller["ratio"] < told["ratio"]
+    assert smaller["factored_bytes"] == target
     job = client.post("/jobs", json=body | {"target_bytes": target}).json()
     assert (job["kind"], job["ratio"], job["target_bytes"]) == ("compression", None, target)
     for change in ({}, {"target_bytes": 0}, {"ratio": 0.3, "target_bytes": target}, {"target_bytes": 1000}):

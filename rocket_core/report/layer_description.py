@@ -1,0 +1,51 @@
+"""Description of a layer in a report, from its profile and what became of it."""
+
+from rocket_core.budget import achieved_ratio, bits_per_weight, sparsity
+from rocket_core.candidates import CODE_KINDS, Candidate, FrontierPoint, LayerProfile
+from rocket_core.report.schema import LayerOutcome, LayerReport
+
+
+def layer_report(
+    profile: LayerProfile,
+    candidate: Candidate,
+    outcome: LayerOutcome | None,
+    frontier: tuple[FrontierPoint, ...] = (),
+) -> LayerReport:
+    """Describe a layer with its chosen candidate.
+
+    Args:
+        profile: profile of the layer.
+        candidate: the chosen candidate.
+        outcome: result of compressing the layer; None if it stayed dense.
+        frontier: the candidates that the knapsack chose from.
+    """
+    rows = profile.d_in if candidate.rank is None else candidate.rank
+    nnz = None if outcome is None or candidate.kind in CODE_KINDS else outcome.nnz
+    kept = candidate.kept_parameters if outcome is None else outcome.kept_parameters
+    stored = candidate.stored_bytes if outcome is None else outcome.stored_bytes
+    return LayerReport(
+        name=profile.name,
+        kind=candidate.kind,
+        d_in=profile.d_in,
+        d_out=profile.d_out,
+        rank=candidate.rank,
+        nnz=nnz,
+        sparsity=None if nnz is None else sparsity(rows, profile.d_out, nnz),
+        rank_nnz_ratio=None if nnz is None or candidate.rank is None else rows * profile.d_out / nnz,
+        kept_parameters=kept,
+        stored_bytes=stored,
+        bits_per_weight=bits_per_weight(profile.d_in, profile.d_out, stored),
+        bits=candidate.bits,
+        group_size=candidate.group_size,
+        scale_bits=candidate.scale_bits,
+        block_type=candidate.block_type,
+        compression_ratio=achieved_ratio(profile.parameters, kept),
+        reconstruction_error=candidate.reconstruction_error,
+        weight_error=candidate.weight_error,
+        loss=candidate.loss,
+        achieved_error=0.0 if outcome is None else outcome.achieved_error,
+        frontier=frontier,
+        input_group=profile.input_group,
+        dictionary=candidate.dictionary,
+        routed_tokens=profile.routed_tokens,
+    )
