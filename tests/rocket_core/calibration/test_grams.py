@@ -18,6 +18,7 @@ GROUPS = {
     "gemma": [{"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"gate_proj", "up_proj"}, {"down_proj"}],
     "phi3": [{"qkv_proj"}, {"o_proj"}, {"gate_up_proj"}, {"down_proj"}],
     "gpt2": [{"c_attn"}, {"c_proj"}, {"c_fc"}, {"c_proj"}],
+    "openai_gpt": [{"c_attn"}, {"c_proj"}, {"c_fc"}, {"c_proj"}],
     "opt": [{"q_proj", "k_proj", "v_proj"}, {"out_proj"}, {"fc1"}, {"fc2"}],
     "gpt_neox": [{"query_key_value"}, {"dense"}, {"dense_h_to_4h"}, {"dense_4h_to_h"}],
     "falcon": [{"query_key_value", "dense_h_to_4h"}, {"dense"}, {"dense_4h_to_h"}],
