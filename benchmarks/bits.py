@@ -109,7 +109,8 @@ def against_uniform(
             budget_unit=profile.budget_unit,
             itemsize=profile.itemsize,
         )
-        parts[layer_format] = found.total_error / sum(one.loss or 0.0 for one in uniform)
+        # Where both are the same candidates, their losses may be added up in another order.
+        parts[layer_format] = round(found.total_error / sum(one.loss or 0.0 for one in uniform), 12)
     return {"seed": seed, "formats": len(parts), "part": max(parts.values())}
 
 
