@@ -1,8 +1,8 @@
 """Time needed to profile layers with integer codes, and to store them as codes. Loads no torch.
 
 Numbers of products, of passes over memory and of seconds were fitted to the processor time of layers with 192 to 4,096
-inputs and 64 to 8,192 outputs (`python -m benchmarks.code_duration` measures and fits them), which they repeat within
-15 %.
+inputs and 64 to 8,192 outputs, which they repeat within 15 %; `python -m benchmarks.code_duration` compares them with
+the time that layers take.
 """
 
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ _GGUF_ALIGNMENT = 32
 # families that are written for llama.cpp have (60 in that of Llama 3).
 _TOKEN_BYTES = 96
 # Last parts of the names of matrices that may be routers, which are left alone.
-_ROUTERS = frozenset({"gate", "router"})
+_ROUTERS = frozenset({"gate", "router", "wg", "classifier"})
 
 
 def reach_of_headers(

@@ -5,7 +5,7 @@ then. The sums of such a layer include the deviation, so that it can compensate 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -55,9 +55,10 @@ class InputSums:
         """
         stream = self._found_stream() if alone else ResidualStream()
         called_once = False
+        experts = called_list_of(self._dense.block, self._dense.layers[name])
         for batch in range(self._dense.batches):
             self._on_batch()
-            with self._routed_alike(name), self._watching(stream, name, batch) as states:
+            with self._routed_alike(experts), self._watching(stream, name, batch) as states:
                 dense_calls = self._dense.inputs(name, batch, stop_at_first=called_once, for_good=for_good)
                 called_once = len(dense_calls) == 1
                 calls = self._compressed.inputs(name, batch, stop_at_first=called_once)
@@ -69,18 +70,14 @@ class InputSums:
                 sums.add_deviation(rows[0], dense_state - state)
         return sums
 
-    @contextmanager
-    def _routed_alike(self, name: str) -> Iterator[None]:
-        """Let an expert that is a plain layer read, in the compressed model, what the dense model routes to it.
+    def _routed_alike(self, experts: str | None) -> AbstractContextManager[None]:
+        """Let experts that are plain layers read, in the compressed model, what the dense model routes to them.
 
-        Otherwise its rows in the two models would be of different tokens.
+        Otherwise their rows in the two models would be of different tokens.
         """
-        found = called_list_of(self._dense.block, self._dense.layers[name])
-        if found is None:
-            yield
-            return
-        with routed_alike(*(side.block.get_submodule(found) for side in (self._dense, self._compressed))):
-            yield
+        if experts is None:
+            return nullcontext()
+        return routed_alike(*(side.block.get_submodule(experts) for side in (self._dense, self._compressed)))
 
     def _found_stream(self) -> ResidualStream:
         if self._stream is None:

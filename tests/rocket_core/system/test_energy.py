@@ -1,5 +1,6 @@
 """The meter, with codecarbon itself, compared with the energy of a processor of known power over time."""
 
+import hashlib
 import logging
 import os
 import socket
@@ -26,18 +27,18 @@ def _clean_environment(monkeypatch, tmp_path):
 
 
 def compute(seconds):
-    """Keep one core busy for this CPU time."""
+    """Keep one core busy for this CPU time, without the interpreter's lock, as compressions do."""
     until = time.process_time() + seconds
+    block = bytes(2**23)
     while time.process_time() < until:
-        sum(range(10_000))
+        hashlib.sha256(block)
 
 
 def test_a_busy_processor_is_charged_its_share(monkeypatch):
     monkeypatch.setenv("CODECARBON_FORCE_CPU_POWER", str(WATTS))
     with EnergyMeter() as meter:
-        # codecarbon notes the time of a sample before it reads processor times, and a busy interpreter delays that by
-        # up to 0.4 s. So the first sample after an idle one counts as much too much; compressions release the
-        # interpreter.
+        # codecarbon notes the time of a sample before it reads processor times, which a busy interpreter would delay by
+        # up to 0.4 s, and counts as much too much in the first sample after an idle one.
         meter.reading()
         compute(1)
         before, began = meter.reading(), time.process_time()
