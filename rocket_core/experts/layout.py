@@ -157,5 +157,19 @@ def find_layout(module: nn.Module) -> ExpertsLayout | None:
     return layout if shapes == layout.shapes() else None
 
 
+def find_router(mixture: nn.Module, layout: ExpertsLayout) -> nn.Module | None:
+    """Return the module that scores experts for each token, next to those that it scores; None if none is found.
+
+    Args:
+        mixture: the module that contains router and experts.
+        layout: how the experts are stored.
+    """
+    weight = (layout.experts, layout.hidden)
+    found = [
+        part for part in mixture.children() if any(tuple(parameter.shape) == weight for parameter in part.parameters())
+    ]
+    return found[0] if len(found) == 1 else None
+
+
 def _takes_states_alone(module: nn.Module) -> bool:
     return list(inspect.signature(module.forward).parameters) == ["hidden_states"]

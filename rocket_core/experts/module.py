@@ -1,7 +1,7 @@
 """Experts with a linear layer for each matrix, in place of a module that stores them in common parameters."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rocket_core.experts.layout import ExpertsLayout
+from rocket_core.experts.layout import ExpertsLayout, find_router
 
 Visits = Literal["routed", "each", "all"]
 """Tokens that experts read: those routed to them; at least one each; or all. The results are the same."""
@@ -119,10 +119,18 @@ class UnfusedExperts(nn.ModuleList):
                 mixed.index_add_(0, targets, scaled.to(mixed.dtype))
         return mixed.view_as(hidden_states)
 
-    def entering(self, hidden_states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "tokens hidden"]:
-        """Return the states that may be routed to any expert, given those that the module is called with."""
+    def entering(
+        self, hidden_states: Float[Tensor, "rows hidden"], like: Float[Tensor, "rows hidden"] | None = None
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Return the states that may be routed to any expert.
+
+        Args:
+            hidden_states: the states that the module is called with.
+            like: those of another model's call, which decide what is routed; None for `hidden_states` themselves.
+        """
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
-        return flat if self.layout.routed else flat[flat.any(dim=-1)]
+        deciding = flat if like is None else like.reshape(flat.shape)
+        return flat if self.layout.routed else flat[deciding.any(dim=-1)]
 
     def routed_rows(self, hidden_states: Float[Tensor, "rows hidden"], *routing: Tensor) -> list[Int[Tensor, " n"]]:
         """Return for each expert the rows of `entering` that it reads; arguments are those of a call."""
@@ -160,6 +168,37 @@ class UnfusedExperts(nn.ModuleList):
         elif self.visits == "each":
             expert(states[:1].clone())
         return output
+
+
+@contextmanager
+def routing_alike(leader: nn.Module, follower: nn.Module, experts: str) -> Iterator[None]:
+    """Let experts be called for the tokens that another model sends to its own while the context is active.
+
+    Only experts that are not told which tokens they get need it: those that are, are asked by `routed_rows`.
+
+    Args:
+        leader: a block; always run before the other.
+        follower: the same block of the other model, in which the router returns what the leader's returned last.
+        experts: name of the experts within the blocks.
+    """
+    routers = [_router_asked(block, experts) for block in (leader, follower)]
+    last: list[Any] = []
+
+    def note(_module: nn.Module, _args: Any, output: Any) -> None:
+        last[:] = [output]
+
+    with ExitStack() as stack:
+        for router, hook in zip(routers, (note, lambda *_: last[0]), strict=True):
+            if router is not None:
+                stack.callback(router.register_forward_hook(hook).remove)
+        yield
+
+
+def _router_asked(block: nn.Module, name: str) -> nn.Module | None:
+    """Return the router of experts that are not told which tokens they get; None for those that are."""
+    experts = block.get_submodule(name)
+    assert isinstance(experts, UnfusedExperts)
+    return None if experts.layout.routed else find_router(block.get_submodule(name.rpartition(".")[0]), experts.layout)
 
 
 @contextmanager

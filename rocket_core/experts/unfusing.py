@@ -7,14 +7,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from rocket_core.experts.layout import ExpertPart, ExpertsLayout, FusedParameter, find_layout
+from rocket_core.experts.layout import ExpertPart, ExpertsLayout, FusedParameter, find_layout, find_router
 from rocket_core.experts.module import UnfusedExperts
 from rocket_core.experts.names import unfused_conversions, unknown_conversions
 
 
 def find_fused(model: PreTrainedModel) -> dict[str, ExpertsLayout]:
     """Return the modules of a model whose experts can be unfused; none if files store them in an unknown way."""
-    found = {name: layout for name, module in model.named_modules() if (layout := find_layout(module)) is not None}
+    found = {
+        name: layout
+        for name, module in model.named_modules()
+        if (layout := find_layout(module)) is not None and _is_known_who_routes(model, name, layout)
+    }
     return {} if found and unknown_conversions(_conversions(model)) else found
 
 
@@ -74,6 +78,11 @@ def unknown_experts(block: nn.Module) -> dict[str, torch.Size]:
         if parameter is not None and parameter.ndim == 3 and min(parameter.shape) > 1
         if not isinstance(module, convolutions)
     }
+
+
+def _is_known_who_routes(model: nn.Module, experts: str, layout: ExpertsLayout) -> bool:
+    """Return whether experts are told which tokens they get, or there is a router that can be asked."""
+    return layout.routed or find_router(model.get_submodule(experts.rpartition(".")[0]), layout) is not None
 
 
 def _unfused(module: nn.Module, layout: ExpertsLayout) -> UnfusedExperts:

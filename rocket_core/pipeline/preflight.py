@@ -1,7 +1,7 @@
 """Checks and preparations before long work starts."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -15,12 +15,11 @@ from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.config import HUB_DATASETS, CompressionConfig
 from rocket_core.errors import (
     CalibrationError,
-    InvalidConfigError,
     ModelNotFoundError,
     UnsupportedArchitectureError,
     WorkFolderError,
 )
-from rocket_core.experts import is_expert_name, unfused_modules, unknown_experts
+from rocket_core.experts import unknown_experts
 from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.engine_limits import check_engine
@@ -79,7 +78,6 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     companions(source.folder, source.name)
     check_settings(source.folder)
     layers, skipped, ignored_tables = _select(architecture, loader, config)
-    _check_sequential(architecture, layers, config, source.name)
     tables, other_tables = _select_tables(architecture, loader, config, ignored_tables)
     local_path_of(config.calibration.dataset)
     check_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
@@ -249,19 +247,6 @@ def _unknown_parameters(architecture: Architecture) -> dict[str, str]:
         f"{name}.{key}": shape for name in names for key, shape in unknown_experts(model.get_submodule(name)).items()
     }
     return {name: f"{shape[0]} matrices in one tensor, in a layout that is not known" for name, shape in found.items()}
-
-
-def _check_sequential(
-    architecture: Architecture, layers: Sequence[Sequence[str]], config: CompressionConfig, model: str
-) -> None:
-    modules = {
-        name: experts for name, experts in unfused_modules(architecture.model).items() if not experts.layout.routed
-    }
-    if config.sequential and modules and any(is_expert_name(name, modules) for block in layers for name in block):
-        raise InvalidConfigError(
-            f"{model} does not tell its experts which tokens they get, which sequential compression (presets best and "
-            "max) needs; take preset fast, set sequential to false, or ignore '*.experts.*'"
-        )
 
 
 def _select_tables(

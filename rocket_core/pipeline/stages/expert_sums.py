@@ -1,7 +1,8 @@
 """Sums over what the experts of a block read in the dense and in the compressed model, for sequential compression.
 
 Hidden states of the compressed model differ, and its routers may send a token elsewhere. An expert is compressed for
-the tokens that the dense model sends to it, which are the same rows in both streams. As in the statistics of experts
+the tokens that the dense model sends to it, which are the same rows in both streams; where routers scale what experts
+read (Llama 4), by the scores of the dense model. As in the statistics of experts
 (`rocket_core.calibration.expert_grams`), as many tokens of the block's average are added as its covariance has
 effective ranks, in the dense model.
 
@@ -17,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rocket_core.calibration.expert_grams import SAMPLE_TOKENS, effective_rank, find_experts
-from rocket_core.experts import Expert, UnfusedExperts
+from rocket_core.experts import Expert, UnfusedExperts, routing_alike
 from rocket_core.pipeline.stages.block_side import BlockSide
 from rocket_core.pipeline.stages.cross_sums import CrossSums
 
@@ -180,9 +181,10 @@ class ExpertSums:
         experts = _experts_of(module, self._dense)
         for batch in range(self._dense.batches):
             self._on_batch()
-            states, *routing = self._dense.arguments(module, batch)
-            others, *_ = self._compressed.arguments(module, batch)
-            rows, dense_rows = experts.entering(others), experts.entering(states)
+            with routing_alike(self._dense.block, self._compressed.block, module):
+                states, *routing = self._dense.arguments(module, batch)
+                others, *_ = self._compressed.arguments(module, batch)
+            rows, dense_rows = experts.entering(others, like=states), experts.entering(states)
             everyone = torch.arange(len(rows), device=rows.device)
             routes = [everyone] * len(experts) if self._everywhere else experts.routed_rows(states, *routing)
             yield rows, dense_rows, routes

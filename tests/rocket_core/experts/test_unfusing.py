@@ -6,7 +6,16 @@ import torch
 from torch import nn
 from transformers import JetMoeConfig, JetMoeForCausalLM
 
-from rocket_core.experts import UnfusedExperts, find_fused, fuse, has_unfused, unfuse, unknown_experts, visiting
+from rocket_core.experts import (
+    UnfusedExperts,
+    find_fused,
+    fuse,
+    has_unfused,
+    routing_alike,
+    unfuse,
+    unknown_experts,
+    visiting,
+)
 from rocket_core.models.architecture import build_architecture
 from tests.reference.tiny_mixtures import CHOSEN, EXPERT_SIZE, EXPERTS, MIXTURES, inputs
 from tests.reference.tiny_models import HIDDEN_SIZE, VOCAB_SIZE
@@ -122,6 +131,37 @@ def test_an_expert_without_tokens_reads_one_if_asked_to(family):
             assert torch.equal(module(*arguments), expected)
     assert read == {0: 6, 1: 1, 2: 1, 3: 1}
     torch.testing.assert_close(expected[:6], module[0](states))
+
+
+@torch.no_grad()
+def test_experts_that_are_not_told_read_the_tokens_of_the_leader():
+    model = MIXTURES["llama4"]()
+    unfuse(model)
+    leader, read = model.model.layers[0].feed_forward, []
+    follower = copy.deepcopy(leader)
+    hidden = torch.randn(1, 50, HIDDEN_SIZE)
+    others = hidden + torch.randn_like(hidden)
+    for mixture in (leader, follower):
+        mixture.experts.register_forward_pre_hook(lambda _module, args: read.append(args[0]))
+    with routing_alike(leader, follower, "experts"):
+        leader(hidden)
+        follower(others)
+    scores, own = leader.router(hidden[0])[0], follower.router(others[0])[0]
+    assert not torch.equal(scores > 0, own > 0)
+    rows, other_rows = leader.experts.entering(read[0]), follower.experts.entering(read[1], like=read[0])
+    token, expert = (scores.T > 0).nonzero()[:, 1], (scores.T > 0).nonzero()[:, 0]
+    assert torch.equal(rows, hidden[0, token] * scores[token, expert, None])
+    assert torch.equal(other_rows, others[0, token] * scores[token, expert, None])
+    # Afterwards each router decides again.
+    follower(others)
+    assert torch.equal(read[2], (own.T[:, :, None] * others).flatten(0, 1))
+
+
+def test_experts_without_a_known_router_stay_as_they_are():
+    model = MIXTURES["llama4"]()
+    assert len(find_fused(model)) == 2
+    model.model.layers[0].feed_forward.router = nn.Linear(HIDDEN_SIZE, EXPERTS + 1)
+    assert list(find_fused(model)) == ["model.layers.1.feed_forward.experts"]
 
 
 def test_copies_are_independent_and_can_be_fused():
