@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--preset", action="append", help="may be repeated; fast by default")
     parser.add_argument("--target", action="append", help="ratio=0.5 or bits=4; may be repeated; both by default")
     parser.add_argument("--experts", type=int, help="experts of mixtures, each with its part of the tokens; all")
+    parser.add_argument("--swap", action="store_true", help="run what needs more than the free memory; swap it out")
     parser.add_argument("--markdown", type=Path, help="also write the tables to this file")
     given = parser.parse_args()
     rows = []
@@ -55,7 +56,7 @@ def main() -> None:
         for preset in given.preset or ["fast"]:
             for target in given.target or ["ratio=0.5", "bits=4"]:
                 file = given.out / f"{name}-{given.blocks}-{given.tokens}-{preset}-{target}.json"
-                result = _measured(folder, preset, target, given.tokens, file)
+                result = _measured(folder, preset, target, given.tokens, file, swap=given.swap)
                 rows.append(
                     Row(
                         size=size,
@@ -73,7 +74,7 @@ def main() -> None:
         given.markdown.write_text(text + "\n", encoding="utf-8")
 
 
-def _measured(model: Path, preset: str, target: str, tokens: int, file: Path) -> dict[str, Any]:
+def _measured(model: Path, preset: str, target: str, tokens: int, file: Path, *, swap: bool) -> dict[str, Any]:
     """Return what a compression took, and its operations: in a second run on an accelerator, which measuring slows."""
     if file.exists():
         saved: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -84,11 +85,12 @@ def _measured(model: Path, preset: str, target: str, tokens: int, file: Path) ->
         key: float(value),
         "calibration": {"samples": max(1, tokens // _WINDOW), "sequence_length": min(tokens, _WINDOW)},
     }
+    more = ["--swap"] if swap else []
     if torch.accelerator.is_available():
-        result = _child(model, settings, file)
-        result["operations"] = _child(model, settings, file, "--operations")["operations"]
+        result = _child(model, settings, file, *more)
+        result["operations"] = _child(model, settings, file, *more, "--operations")["operations"]
     else:
-        result = _child(model, settings, file, "--operations")
+        result = _child(model, settings, file, *more, "--operations")
     file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
 

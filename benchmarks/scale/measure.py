@@ -4,22 +4,25 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from benchmarks.scale.operations import Operations, Product, Spent, clock_of, seconds_in_mm
 from rocket_core.config import compression_config
-from rocket_core.pipeline import Progress, compress
+from rocket_core.pipeline import Progress, compress, requirements
 from rocket_core.system.devices import resolve_device
 
 _MOST_LISTED = 25
+_SAMPLE_SECONDS = 0.5
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,6 +59,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--settings", type=json.loads, required=True, help="settings of the compression, as JSON")
     parser.add_argument("--operations", action="store_true", help="count operations, which takes some time itself")
+    parser.add_argument("--swap", action="store_true", help="let a run start that needs more than the free memory")
     given = parser.parse_args()
     config = compression_config(**given.settings)
     device = resolve_device(config.device)
@@ -69,8 +73,10 @@ def main() -> None:
         seconds=defaultdict(float),
         layers=defaultdict(float),
     )
+    if given.swap:
+        mock.patch.object(requirements, "free_memory", return_value=sys.maxsize).start()
     meter._at, wall = meter.clock(), time.perf_counter()
-    with record or nullcontext():
+    with record or nullcontext(), _sampled_memory() as held:
         report = compress(given.model, given.out, config, on_progress=meter)
     result: dict[str, Any] = {
         "seconds": sum(meter.seconds.values()),
@@ -79,6 +85,7 @@ def main() -> None:
         "layers": {layer: round(seconds, 3) for layer, seconds in meter.layers.items()},
         "peak_memory_bytes": {stage.name: stage.peak_memory_bytes for stage in report.stages},
         "peak_device_bytes": {stage.name: stage.peak_device_bytes for stage in report.stages},
+        "peak_held_bytes": max(held, default=0),
         "disk_bytes": meter.disk,
         "total_error": report.allocation.total_error,
         "kinds": {
@@ -89,6 +96,26 @@ def main() -> None:
     if record is not None:
         result["operations"] = _summary(record, device)
     json.dump(result, sys.stdout)
+
+
+@contextmanager
+def _sampled_memory() -> Iterator[list[int]]:
+    """Sample the bytes that this process holds, in memory and swapped out, while the context is active."""
+    samples: list[int] = []
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(_SAMPLE_SECONDS):
+            status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+            samples.append(sum(int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmSwap")))
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        sampler.join()
 
 
 def _summary(record: Operations, device: torch.device) -> dict[str, Any]:

@@ -25,6 +25,8 @@ _FACTORIZATIONS: Mapping[str, Callable[..., float]] = {
 # Share of the time of products whose rate is compared with that of `torch.mm`.
 _COMPARED = 0.95
 _LEAST_SECONDS = 0.3
+# Larger products are compared with fewer rows of the same matrices, which are multiplied as fast.
+_MOST_OPERATIONS, _LEAST_ROWS = 2e11, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +151,13 @@ def seconds_in_mm(spent: Iterable[tuple[Product, Spent]], device: torch.device) 
 
 def _seconds_per_operation(product: Product, device: torch.device) -> float:
     clock = clock_of(device)
+    rows = min(product.m, max(_LEAST_ROWS, int(_MOST_OPERATIONS / (2 * product.k * product.n))))
     left, right = (
-        torch.randn(shape, device=device).to(product.dtype)
-        for shape in ((product.m, product.k), (product.k, product.n))
+        torch.randn(shape, device=device).to(product.dtype) for shape in ((rows, product.k), (product.k, product.n))
     )
     torch.mm(left, right)
     began, calls = clock(), 0
     while clock() - began < _LEAST_SECONDS:
         torch.mm(left, right)
         calls += 1
-    return (clock() - began) / (calls * 2.0 * product.m * product.k * product.n)
+    return (clock() - began) / (calls * 2.0 * rows * product.k * product.n)

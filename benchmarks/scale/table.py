@@ -52,8 +52,10 @@ class Row:
     @property
     def peak_bytes(self) -> int:
         """Peak memory of the device that computes."""
-        kind = "peak_device_bytes" if self.result["peak_device_bytes"]["calibrating"] else "peak_memory_bytes"
-        return max(size or 0 for size in self.result[kind].values())
+        if self.result["peak_device_bytes"]["calibrating"]:
+            return max(size or 0 for size in self.result["peak_device_bytes"].values())
+        # Peaks by stage are of what is in memory, without what is swapped out.
+        return max(int(self.result.get("peak_held_bytes", 0)), *map(int, self.result["peak_memory_bytes"].values()))
 
 
 def print_tables(rows: Sequence[Row]) -> str:
