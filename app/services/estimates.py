@@ -36,7 +36,7 @@ class Estimate(contract.Estimate, extra="forbid"):
     seconds: float | None
     """seconds that the compression takes on this machine if it does nothing else, within a factor of 1.5 for most
     models; null where jobs run on other machines or on a GPU, for jobs that also evaluate, measure speed or heal, and
-    for settings whose operations are not counted, such as the presets `best` and `max`.
+    for settings whose operations are not counted, such as the preset `paper`.
     """
 
 

@@ -74,7 +74,8 @@ class ExpertInputs:
         """Return the statistics of all layers; those of experts are shrunk.
 
         Args:
-            statistics: statistics of the block's layers, without those of experts to which nothing was routed.
+            statistics: statistics of the block's layers, without those of experts to which nothing was routed; Gram
+                matrices of experts are changed.
             groups: layers that share an input.
         """
         shrunk = dict(statistics)
@@ -141,7 +142,7 @@ def shrink_to_block(
     """Return an expert's statistics shrunk to the block's: G + r·C and n + r tokens.
 
     Args:
-        own: the statistics of the n tokens routed to it; None if n is 0.
+        own: the statistics of the n tokens routed to it, whose Gram matrix becomes that of the result; None if n is 0.
         covariance: C, the mean of xxᵀ over all tokens of the block, in float64.
         weight: W, in float64, if the Gram matrix of the output is collected; otherwise None.
     """
@@ -151,7 +152,9 @@ def shrink_to_block(
     if own is not None:
         known = own.gram if weight is None else own.output_gram
         assert known is not None
-        sums, energy, routed = sums + known, energy + own.input_energy, own.tokens
+        # In place, as those of a block's experts are gigabytes; the energy may be a view of the matrix.
+        energy, routed = energy + own.input_energy, own.tokens
+        sums = known.add_(sums)
     return GramStatistics(
         tokens=routed + added,
         routed=routed,

@@ -99,7 +99,8 @@ class PartEntry(TensorEntry):
         Raises:
             CheckpointFormatError: the dtype is not one that plain torch arithmetic supports.
         """
-        return self.part.within(self.expert.read()).contiguous()
+        # A view of half of the outputs would hold those of the other half as well.
+        return self.part.within(self.expert.read()).clone(memory_format=torch.contiguous_format)
 
 
 def split_experts(entry: TensorEntry, fused: FusedParameter) -> dict[str, PartEntry]:

@@ -1,8 +1,8 @@
 """Time needed to profile layers with integer codes, and to store them as codes. Loads no torch.
 
 Numbers of products, of passes over memory and of seconds were fitted to the processor time of layers with 192 to 4,096
-inputs and 64 to 8,192 outputs, which they repeat within 15 %; `python -m benchmarks.code_duration` compares them with
-the time that layers take.
+inputs and 64 to 8,192 outputs, which they repeat within a quarter; `python -m benchmarks.code_duration` compares them
+with the time that layers take.
 """
 
 from dataclasses import dataclass
@@ -56,16 +56,16 @@ class _Cost:
 _ENTROPY_PROFILE = _Cost(
     sampled=20.8, whole=46.8, sampled_passes=2140, passes=617, input_seconds=2.04e-4, seconds=0.0256
 )
-_MEMORY_PROFILE = _Cost(cubes=8.07, whole=47.8, sampled_passes=2510, passes=534, input_seconds=1.03e-4, seconds=0.0567)
+_MEMORY_PROFILE = _Cost(cubes=1, whole=47.8, sampled_passes=2510, passes=534, input_seconds=1.03e-4, seconds=0.0567)
 _FORMAT_PROFILE = _Cost(sampled=1.9, sampled_passes=99, input_seconds=1e-6)
-_FORMATS_PROFILE = _Cost(cubes=5.4, input_seconds=3.05e-5, seconds=0.0052)
+_FORMATS_PROFILE = _Cost(cubes=3.7, input_seconds=3.05e-5, seconds=0.0052)
 _SMALL_BLOCK_PROFILE = _Cost(cubes=3.59, sampled_passes=2350, passes=165, input_seconds=1.46e-4, seconds=0.021)
-_BLOCK_PROFILE = _Cost(cubes=3.25, sampled=52.9, sampled_passes=6340, input_seconds=2.35e-4, seconds=0.0488)
+_BLOCK_PROFILE = _Cost(cubes=2.2, sampled=52.9, sampled_passes=6340, input_seconds=2.35e-4, seconds=0.0488)
 # Compression of a layer as entropy codes, as codes of a fixed number of bits, and as blocks.
 _ENTROPY = _Cost(whole=8.68, passes=394, input_seconds=1.69e-4, seconds=0.00425)
-_FIXED = _Cost(cubes=1.34, whole=22, passes=280, input_seconds=1.3e-4, seconds=0.003)
+_FIXED = _Cost(whole=22, passes=280, input_seconds=1.3e-4, seconds=0.003)
 _SMALL_BLOCKS = _Cost(whole=32.9, passes=307, input_seconds=1.59e-4, seconds=0.0184)
-_BLOCKS = _Cost(cubes=6.62, whole=31.8, passes=3970, input_seconds=3.05e-4, seconds=0.0232)
+_BLOCKS = _Cost(cubes=0.5, whole=31.8, passes=3970, input_seconds=3.05e-4, seconds=0.0232)
 
 
 def why_codes_are_uncounted(config: CompressionConfig) -> str | None:

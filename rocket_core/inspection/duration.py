@@ -14,6 +14,12 @@ from rocket_core.inspection.code_duration import (
 )
 from rocket_core.inspection.footprint import ModelShape, Workload
 from rocket_core.inspection.operations import FLOAT32_BYTES, Operations
+from rocket_core.inspection.sequential_duration import (
+    following_inputs,
+    refining,
+    searching_dictionaries,
+    step_tokens,
+)
 from rocket_core.system.machine_speed import MachineSpeed
 
 # Numbers of products and of passes over memory, as counted on a block with the shapes of Llama-3.2-1B; speeds of other
@@ -26,6 +32,8 @@ _PRODUCTS, _PASSES = 23, 300
 _SAMPLED, _SAMPLED_PART, _MOST_SAMPLED = 128, 8, 2**20
 # Passes forward and backward that measure sensitivities.
 _DIFFERENTIATING_PASSES = 6
+# Passes over what the layers of a block read and return: forward, and forward and backward with sensitivities.
+_FORWARD_PASSES, _SENSITIVITY_PASSES = 8, 28
 # Seconds for a layer of any size, in each stage: thousands of small operations. The first pass backward starts slowly.
 _PROFILE_SECONDS, _COMPRESS_SECONDS, _BACKWARD_SECONDS = 0.05, 0.01, 1.0
 # Seconds to start, and to write a checkpoint's bytes.
@@ -36,14 +44,17 @@ _START_SECONDS, _WRITTEN_BYTES = 1.2, 5e8
 NOMINAL_SPEED = MachineSpeed(products=190e9, rough_products=750e9, memory=4.5e9)
 
 
-def why_uncounted(config: CompressionConfig) -> str | None:
-    """Return why the operations of a compression are not known; None if they are."""
+def why_uncounted(config: CompressionConfig, *, has_experts: bool = False) -> str | None:
+    """Return why the operations of a compression are not known; None if they are.
+
+    Args:
+        config: the settings.
+        has_experts: whether the model is a mixture of experts.
+    """
     if config.method != "rocket":
         return f"the operations of the method {config.method} are not counted"
-    if config.refine:
-        return "the operations of refinement (preset max) are not counted"
-    if config.sequential:
-        return "the operations of sequential compression (preset best) are not counted"
+    if config.sequential and has_experts:
+        return "the operations of sequential compression (presets best and max) are not counted for mixtures of experts"
     if config.quantizes:
         return why_codes_are_uncounted(config)
     if config.rounds_values:
@@ -62,28 +73,68 @@ def count_operations(model: ModelShape, work: Workload) -> Mapping[Stage, Operat
         Operations by stage; None for settings that `why_uncounted` names.
     """
     config = work.config
-    if why_uncounted(config) is not None:
+    if why_uncounted(config, has_experts=model.active_part < 1) is not None:
         return None
     found: dict[Stage, Operations] = {"preflight": Operations(seconds=_START_SECONDS)}
     if config.measures_sensitivities:
         tokens = min(work.windows, config.sensitivity_samples) * work.sequence_length
-        passes = _forward(_DIFFERENTIATING_PASSES * model.parameters * tokens, model)
+        passes = _forward(_DIFFERENTIATING_PASSES * model.parameters * model.active_part * tokens, model)
+        passes += _over_activations(_SENSITIVITY_PASSES, model.shapes, tokens * model.active_part)
         found["differentiating"] = passes + Operations(seconds=_BACKWARD_SECONDS)
-    grams = sum(_gram_numbers(block) for block in model.layers)
-    found["calibrating"] = _forward((sum(model.block_parameters) + grams) * work.tokens, model)
-    for block in model.layers:
-        readers = Counter(d_in for d_in, _ in block)
-        for shape in block:
-            found["calibrating"] += _profiling(shape, config, shares=readers[shape[0]] > 1)
+    found["calibrating"] = sum(
+        (
+            _passing(model, index, work.tokens) + _profiling_block(block, config)
+            for index, block in enumerate(model.layers)
+        ),
+        Operations(),
+    )
     if config.profiles_tables:
         found["calibrating"] += sum((profiling_table(shape, config) for shape in model.tables), Operations())
     if config.target is not None:
         found["factorizing"] = sum((_compressing(shape, config) for shape in model.shapes), Operations())
+        if config.sequential:
+            following = (_following(model, index, work) for index in range(len(model.layers)))
+            found["factorizing"] += sum(following, Operations())
         if config.decides_tables:
             tables = (compressing_codes(shape, config, is_table=True) for shape in model.tables)
             found["factorizing"] += sum(tables, Operations())
         found["exporting"] = Operations(seconds=len(config.export) * model.stored_bytes / _WRITTEN_BYTES)
     return found
+
+
+def _passing(model: ModelShape, index: int, tokens: int, *, sums: bool = True) -> Operations:
+    """Return the operations to pass calibration tokens through a block, and to sum up Gram matrices."""
+    block, parameters = model.layers[index], model.block_parameters[min(index, len(model.block_parameters) - 1)]
+    reached = tokens * model.active_part
+    grams = Operations(products=2 * _gram_numbers(block) * reached) if sums else Operations()
+    return _forward(parameters * reached, model) + grams + _over_activations(_FORWARD_PASSES, block, reached)
+
+
+def _over_activations(passes: float, shapes: Sequence[Shape], tokens: float) -> Operations:
+    return Operations(memory=passes * sum(d_in + d_out for d_in, d_out in shapes) * tokens * FLOAT32_BYTES)
+
+
+def _following(model: ModelShape, index: int, work: Workload) -> Operations:
+    block = model.layers[index]
+    found = following_inputs(
+        block,
+        _passing(model, index, work.tokens, sums=False),
+        gram_numbers=_gram_numbers(block),
+        tokens=work.tokens,
+        whole_texts=not model.predicts,
+    )
+    if not work.config.refine:
+        return found
+    parameters = model.block_parameters[min(index, len(model.block_parameters) - 1)]
+    activations = _over_activations(_SENSITIVITY_PASSES, block, step_tokens(work.tokens))
+    return found + refining(parameters, activations, tokens=work.tokens)
+
+
+def _profiling_block(block: Sequence[Shape], config: CompressionConfig) -> Operations:
+    readers = Counter(d_in for d_in, _ in block)
+    found = sum((_profiling(shape, config, shares=readers[shape[0]] > 1) for shape in block), Operations())
+    searches = config.sequential and not config.quantizes and "shared" in config.kinds
+    return found + searching_dictionaries(block) if searches else found
 
 
 def _profiling(shape: Shape, config: CompressionConfig, *, shares: bool) -> Operations:

@@ -105,7 +105,7 @@ def estimate_run(
     reach = reach_of_headers(settings, weights, config, dense_file_bytes=dense_file_bytes)
     # Without a target, the bounds are those of the dense model.
     ratio = 0.0 if config.target is None else reach.check(config.target)
-    unknown = _why_no_time(config)
+    unknown = _why_no_time(config, model)
     return RunEstimate(
         parameters=model.parameters,
         stored_bytes=model.stored_bytes,
@@ -151,7 +151,7 @@ def _sample_sizes(settings: Mapping[str, Any], window: int, *, vision: bool) -> 
     return {"input_bytes": input_bytes(settings, input_kind(settings))}
 
 
-def _why_no_time(config: CompressionConfig) -> str | None:
+def _why_no_time(config: CompressionConfig, model: ModelShape) -> str | None:
     """Return why the time of a run is not known; None if it is, as of one that only compresses."""
     more = [
         ("an evaluation", config.evaluate is not None),
@@ -161,7 +161,7 @@ def _why_no_time(config: CompressionConfig) -> str | None:
     asked = next((name for name, is_asked in more if is_asked), None)
     if asked is not None:
         return f"the time of {asked} is not counted; without it, that of the compression is"
-    return why_uncounted(config)
+    return why_uncounted(config, has_experts=model.active_part < 1)
 
 
 def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:

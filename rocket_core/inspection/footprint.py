@@ -15,9 +15,9 @@ from rocket_core.config import CompressionConfig, InputKind
 from rocket_core.inspection.batch_size import TOKENS_PER_BATCH
 from rocket_core.inspection.block_lists import compressed_lists, list_of
 from rocket_core.inspection.header_layers import find_layers, likely_tables
-from rocket_core.inspection.layer_footprint import gram_bytes, solver_bytes
+from rocket_core.inspection.layer_footprint import block_gram_bytes, solver_bytes, target_bytes
 from rocket_core.inspection.layer_names import family_of
-from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
+from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, active_part, find_number, longer_side
 from rocket_core.inspection.preconditions import predicts_tokens
 from rocket_core.inspection.table_footprint import table_disk_bytes, table_memory_bytes
 from rocket_core.inspection.tower_footprint import TowerShape, tower_of_headers
@@ -72,6 +72,7 @@ class ModelShape:
         predicts: whether sensitivities are those of the loss of predicted tokens.
         tower: the tower whose layers are selected; None for none.
         tables: `(d_in, d_out)` of token embedding and head, where they may be quantized.
+        active_part: part of a block's weights that a token passes: less than 1 in a mixture of experts.
     """
 
     layers: tuple[tuple[Shape, ...], ...]
@@ -86,6 +87,7 @@ class ModelShape:
     predicts: bool = False
     tower: TowerShape | None = None
     tables: tuple[Shape, ...] = ()
+    active_part: float = 1.0
 
     @property
     def shapes(self) -> list[Shape]:
@@ -177,16 +179,17 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     hidden = states * ((not work.config.sequential and model.held_itemsize) or model.compute_itemsize)
     block = max(model.block_parameters) * model.compute_itemsize
     shapes = [shape for block in model.layers for shape in block]
-    # Layers that read the same input share a Gram matrix; which ones do is not known from shapes.
     how = {"input_grams": work.input_grams}
-    grams = max(sum(gram_bytes(shape, **how) for shape in block) for block in model.layers)
-    solver = max(solver_bytes(shape, itemsize=work.itemsize, **how) for shape in shapes)
+    grams = max(block_gram_bytes(block, **how) for block in model.layers)
+    rounds = work.config.quantizes
+    solver = max(solver_bytes(shape, itemsize=work.itemsize, rounds=rounds, **how) for shape in shapes)
     batch = min(work.tokens, max(work.batch_tokens, work.sequence_length))
     activations = batch * max(max(shape) for shape in shapes) * (3 * model.compute_itemsize + 2 * work.itemsize)
     working = grams + max(solver, block + activations) + hidden
     if work.config.sequential:
         sums = 2 * max(d_in for d_in, _ in shapes) ** 2 * _FLOAT64
-        working = max(working, 2 * block + sums + max(solver, 2 * activations) + 6 * states * model.compute_itemsize)
+        layer = max(solver, *(target_bytes(shape) for shape in shapes))
+        working = max(working, 2 * block + sums + max(layer, 2 * activations) + 6 * states * model.compute_itemsize)
     if work.config.refine:
         # The next block is read as well, and in the end what predicts tokens.
         tuned = (_REFINED_COPIES + 1) * max(model.block_parameters)
@@ -292,6 +295,7 @@ def describe_model(
         largest_table=min(weights.largest_tensor, weights.parameters - sum(weights.block_parameters.values())) or None,
         stored_bytes=weights.stored_bytes,
         tables=likely_tables(config, weights, ignore=ignore),
+        active_part=active_part(config),
     )
 
 

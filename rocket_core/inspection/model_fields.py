@@ -20,6 +20,9 @@ HIDDEN_SIZES = ("hidden_size", "n_embd", "d_model", "dim")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "context_length")
 """Names of the field with the number of tokens that a model can attend to."""
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "moe_k")
+
 _MAX_SIZE = 2**63
 # Some models scale the frequencies of their positions for ten million tokens.
 _MAX_POSITIONS = 2**26
@@ -79,6 +82,12 @@ def find_number(config: Mapping[str, object], names: Iterable[str]) -> int | Non
             if isinstance(value, int) and _is_size(value) and value > 0:
                 return value
     return None
+
+
+def active_part(config: Mapping[str, object]) -> float:
+    """Return which part of its experts a mixture chooses for a token; 1 for other models, and for unusual fields."""
+    experts, chosen = find_number(config, _EXPERTS), find_number(config, _CHOSEN)
+    return 1.0 if experts is None or chosen is None else min(1.0, chosen / experts)
 
 
 def longer_side(config: Mapping[str, object], name: str) -> int:

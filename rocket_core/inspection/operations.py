@@ -33,6 +33,15 @@ class Operations:
             seconds=self.seconds + other.seconds,
         )
 
+    def times(self, count: float) -> "Operations":
+        """Return the operations of doing this several times."""
+        return Operations(
+            products=count * self.products,
+            rough_products=count * self.rough_products,
+            memory=count * self.memory,
+            seconds=count * self.seconds,
+        )
+
     def duration(self, speed: MachineSpeed) -> float:
         """Return the seconds on a machine."""
         busy = self.products / speed.products + self.rough_products / speed.rough_products + self.memory / speed.memory

@@ -55,6 +55,24 @@ def invert_in_place(factor: Float[Tensor, "n n"]) -> None:
     if n < _LEAST or factor.device.type != "cpu":
         factor.copy_(torch.cholesky_inverse(factor))
         return
+    invert_triangle_in_place(factor)
+    # The inverse is L⁻ᵀL⁻¹; its rows from the first on need no rows before them.
+    for start in range(0, n, BLOCK):
+        stop = min(start + BLOCK, n)
+        factor[start:stop, :stop] = factor[start:, start:stop].mT @ factor[start:, :stop]
+        factor[:start, start:stop] = factor[start:stop, :start].mT
+
+
+def invert_triangle_in_place(factor: Float[Tensor, "n n"]) -> None:
+    """Replace a lower triangular matrix by its inverse.
+
+    Args:
+        factor: the matrix, with zeros above the diagonal.
+    """
+    n = len(factor)
+    if n < _LEAST or factor.device.type != "cpu":
+        factor.copy_(_triangle_inverse(factor))
+        return
     for start in range(0, n, BLOCK):
         stop = min(start + BLOCK, n)
         inverse = _triangle_inverse(factor[start:stop, start:stop])
@@ -63,11 +81,6 @@ def invert_in_place(factor: Float[Tensor, "n n"]) -> None:
         for begin in range(0, start, _WIDE * BLOCK):
             end = min(begin + _WIDE * BLOCK, start)
             factor[start:stop, begin:end] = -(rows[:, begin:] @ factor[begin:start, begin:end])
-    # The inverse is L⁻ᵀL⁻¹; its rows from the first on need no rows before them.
-    for start in range(0, n, BLOCK):
-        stop = min(start + BLOCK, n)
-        factor[start:stop, :stop] = factor[start:, start:stop].mT @ factor[start:, :stop]
-        factor[:start, start:stop] = factor[start:stop, :start].mT
 
 
 def _triangle_inverse(factor: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int8, Int64
 from torch import Tensor
 
 from rocket_core.code_format import CodeFormat
+from rocket_core.linalg.blocked_factors import factor_in_place, invert_triangle_in_place
 from rocket_core.linalg.code_grids import Grid, RoundedT
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, by_group, search_scales
 from rocket_core.linalg.least_squares import UnitGram
@@ -71,16 +72,24 @@ class RoundingGram:
 
     @property
     def factor(self) -> Float[Tensor, "n n"]:
-        """U with UᵀU = G⁻¹ in the order of rounding, upper triangular; costs n³ in float64, once.
+        """U with UᵀU = G⁻¹ in the order of rounding, upper triangular; costs 2n³ / 3 in float64, once.
 
         Raises:
             torch.linalg.LinAlgError: the matrix is not positive definite.
         """
         if self._factor is None:
-            ordered = self.matrix[self.order][:, self.order].double()
-            inverse = torch.cholesky_inverse(torch.linalg.cholesky(ordered))
-            self._factor = torch.linalg.cholesky(inverse, upper=True).to(self.matrix.dtype)
+            # With J the reversal of the order and JGJ = LLᵀ, U is JL⁻¹J.
+            backwards = self.order.flip(0)
+            matrix = self.matrix[backwards][:, backwards].double()
+            if not factor_in_place(matrix):
+                raise torch.linalg.LinAlgError("a damped Gram matrix is not positive definite")  # type: ignore[attr-defined]
+            invert_triangle_in_place(matrix)
+            self._factor = matrix.to(self.matrix.dtype).flip(0, 1)
         return self._factor
+
+    def forget_factor(self) -> None:
+        """Free the memory of the factor, which is computed again if it is asked for."""
+        self._factor = None
 
     @property
     def unit(self) -> UnitGram:

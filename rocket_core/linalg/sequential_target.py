@@ -52,7 +52,9 @@ def cross_target(
     mean = shrunk.diagonal().mean()
     # Inputs that never fire leave a zero on the diagonal; their weights are unchanged.
     floor = torch.where(shrunk.diagonal() > 0, 1e-10 * mean, torch.where(mean > 0, mean, 1.0))
-    solution: Tensor = torch.linalg.solve(shrunk + torch.diag(floor), products + (pull + floor)[:, None] * weight)
+    # In place: such matrices are the largest that a run holds.
+    shrunk.diagonal().add_(floor)
+    solution: Tensor = torch.linalg.solve(shrunk, products + (pull + floor)[:, None] * weight)
     return solution
 
 

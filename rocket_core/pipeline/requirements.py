@@ -24,6 +24,7 @@ from rocket_core.inspection.footprint import (
     input_bytes,
 )
 from rocket_core.inspection.healing_footprint import healing_footprint
+from rocket_core.inspection.model_fields import active_part
 from rocket_core.inspection.tower_footprint import TowerShape, patch_numbers, tower_workload
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
@@ -95,6 +96,7 @@ def _model_shape(run: Run) -> ModelShape:
         predicts=natural_loss(model, reads_in_order=in_order) == "tokens",
         stored_bytes=run.checkpoint.stored_bytes,
         tables=tuple(run.architecture.shape(table.name) for table in run.tables),
+        active_part=active_part(model.config.to_dict()),
     )
 
 

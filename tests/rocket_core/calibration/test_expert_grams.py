@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -49,7 +51,7 @@ def collected(experts, layers, name, run, groups):
     seen = ExpertInputs(experts={name: experts}, batches=3, dtype=torch.float64)
     with seen.watching():
         own = collect_statistics(layers, groups, run, batches=3, dtype=torch.float64)
-    return own, seen.shrunk(own, groups)
+    return copy.deepcopy(own), seen.shrunk(own, groups)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -109,6 +111,18 @@ def test_shrunk_statistics_add_tokens_of_the_block(family, from_output):
                 torch.testing.assert_close(found.output_gram, expected, rtol=1e-4, atol=1e-4)
             else:
                 torch.testing.assert_close(found.gram, own[layer].gram + rank * covariance, rtol=1e-4, atol=1e-4)
+
+
+def test_gram_matrices_of_experts_are_held_once():
+    experts, layers, name, _, run = block_of("mixtral")
+    seen = ExpertInputs(experts={name: experts}, batches=3, dtype=torch.float64)
+    groups = groups_of(layers, run, experts)
+    with seen.watching():
+        own = collect_statistics(layers, groups, run, batches=3, dtype=torch.float64)
+    before = {layer: found.gram.data_ptr() for layer, found in own.items()}
+    shrunk = seen.shrunk(own, groups)
+    assert {layer: found.gram.data_ptr() for layer, found in shrunk.items()} == before
+    assert len(set(before.values())) == 2 * EXPERTS
 
 
 def test_an_expert_without_tokens_takes_those_of_its_block():

@@ -43,6 +43,7 @@ def test_a_single_expert_is_read_from_a_tensor_of_all(family, tmp_path):
     loader.load([name])
     loaded = model.get_submodule(name)
     assert torch.equal(loaded.weight, entry.read())
+    assert loaded.weight.untyped_storage().nbytes() == entry.nbytes, "gate is in memory as well"
     stored = load_file(checkpoint.files[0])
     fused = stored[TOGETHER[family] + {"granitemoe": "input_linear.weight"}.get(family, "gate_up_proj")]
     expected = {

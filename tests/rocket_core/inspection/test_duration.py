@@ -45,7 +45,7 @@ def test_a_measured_block_is_within_the_stated_factor():
     """By stage, as `python -m benchmarks.scale` measured one block of Llama-3.2-1B."""
     counted = count_operations(shape(LLAMA_1B), work())
     for stage, measured in (("differentiating", 9.6), ("calibrating", 72.7), ("factorizing", 50.6)):
-        assert measured / 2 < counted[stage].duration(SPEED) < 1.5 * measured
+        assert measured / 2 < counted[stage].duration(SPEED) < 2 * measured
     assert 134 / 1.5 < total_operations(shape(LLAMA_1B), work()).duration(SPEED) < 134 * 1.5
 
 
@@ -88,8 +88,6 @@ def test_time_is_in_proportion_to_blocks_and_rises_with_tokens():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"preset": "best"}, "preset best"),
-        ({"preset": "max"}, "preset max"),
         ({"preset": "paper"}, "kind sparse"),
         ({"method": "wanda"}, "method wanda"),
         ({"value_bits": 8}, "value_bits"),
@@ -102,6 +100,47 @@ def test_why_operations_are_not_counted_is_said(settings, said):
     assert count_operations(shape(LLAMA_1B), work(**settings)) is None
     assert total_operations(shape(LLAMA_1B), work(**settings)) is None
     assert said in why_uncounted(work(**settings).config)
+
+
+def test_sequential_compression_of_experts_is_not_counted():
+    mixture = replace(shape(LLAMA_1B), active_part=1 / 16)
+    assert count_operations(mixture, work()) is not None
+    assert count_operations(mixture, work(preset="best")) is None
+    assert "mixtures of experts" in why_uncounted(work(preset="best").config, has_experts=True)
+    assert count_operations(mixture, work())["differentiating"].products == 0
+    one, other = (count_operations(sizes, work())["differentiating"] for sizes in (shape(LLAMA_1B), mixture))
+    assert other.rough_products == pytest.approx(one.rough_products / 16)
+
+
+@pytest.mark.parametrize(("preset", "measured"), [("fast", 131), ("best", 408)])
+def test_a_block_of_1b_is_within_the_stated_factor(preset, measured):
+    """On one core of an AMD EPYC (Zen 5), as `python -m benchmarks.scale` measured it; see docs/scaling.md."""
+    speed = MachineSpeed(products=120e9, rough_products=480e9, memory=10.4e9)
+    counted = total_operations(shape(LLAMA_1B), work(preset=preset))
+    assert measured / 1.5 < counted.duration(speed) < 1.5 * measured
+
+
+@pytest.mark.parametrize(
+    ("preset", "target", "calibrating", "factorizing"),
+    [
+        ("fast", {"ratio": 0.3}, 4.5, 0.7),
+        ("fast", {"bits": 4.0}, 7.7, 3.4),
+        ("best", {"ratio": 0.3}, 7.1, 5.0),
+        ("best", {"bits": 4.0}, 8.1, 8.9),
+        ("max", {"ratio": 0.3}, 6.9, 61.8),
+        ("max", {"bits": 4.0}, 7.2, 69.6),
+    ],
+)
+def test_a_small_model_takes_what_was_measured(preset, target, calibrating, factorizing):
+    """The model in `examples` with 64 windows, as `python -m benchmarks.duration` measured it on one core of Zen 5."""
+    speed = MachineSpeed(products=120e9, rough_products=480e9, memory=10.4e9)
+    attention = ((192, 192), (192, 64), (192, 64), (192, 192))
+    model = shape((*attention, (192, 512), (192, 512), (512, 192)), blocks=6)
+    model = replace(model, predicts=True)
+    config = compression_config(**{"ratio": None, "preset": preset, **target})
+    counted = count_operations(model, Workload(config=config, windows=64, sequence_length=256))
+    assert counted["calibrating"].duration(speed) == pytest.approx(calibrating, rel=0.35)
+    assert counted["factorizing"].duration(speed) == pytest.approx(factorizing, rel=0.35)
 
 
 @pytest.mark.parametrize(

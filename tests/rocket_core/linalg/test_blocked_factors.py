@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rocket_core.linalg.blocked_factors import BLOCK, factor_in_place, invert_in_place
+from rocket_core.linalg.blocked_factors import BLOCK, factor_in_place, invert_in_place, invert_triangle_in_place
 
 
 def gram(n, dtype=torch.float64):
@@ -17,6 +17,15 @@ def test_factor_and_inverse_are_those_of_lapack(n):
     torch.testing.assert_close(found, torch.linalg.cholesky(matrix), rtol=1e-10, atol=1e-12)
     invert_in_place(found)
     torch.testing.assert_close(found, torch.linalg.inv(matrix), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("n", [1, 7, 4 * BLOCK, 5 * BLOCK + 13])
+def test_the_inverse_of_a_triangle_is_a_triangle(n):
+    factor = torch.linalg.cholesky(gram(n))
+    found = factor.clone()
+    invert_triangle_in_place(found)
+    assert not found.triu(1).any()
+    torch.testing.assert_close(found @ factor, torch.eye(n, dtype=torch.float64), rtol=0, atol=1e-10)
 
 
 def test_float32_loses_as_little_as_lapack():

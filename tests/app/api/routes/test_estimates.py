@@ -133,10 +133,11 @@ def test_the_time_of_jobs_here_that_only_compress_is_known(client, monkeypatch):
     assert seconds > 1
     monkeypatch.setattr(estimate_module, "measure_speed", lambda: replace(SPEED, products=SPEED.products / 1e6))
     assert estimate(client)["seconds"] > 2 * seconds
-    for change in ({"ratio": None, "bits": 4}, {"ratio": None, "target_bytes": 100_000}):
+    best = {"options": {"preset": "best"}}
+    for change in ({"ratio": None, "bits": 4}, {"ratio": None, "target_bytes": 100_000}, best):
         told = estimate(client, **change)
         assert (told["seconds"] > 1, told["seconds_unknown"]) == (True, None)
-    for change, said in (({"evaluate": {"samples": 4}}, "an evaluation"), ({"options": {"preset": "best"}}, "best")):
+    for change, said in (({"evaluate": {"samples": 4}}, "an evaluation"), ({"options": {"preset": "paper"}}, "sparse")):
         told = estimate(client, **change)
         assert told["seconds"] is None
         assert said in told["seconds_unknown"]
