@@ -87,10 +87,6 @@ class RoundingGram:
             self._factor = matrix.to(self.matrix.dtype).flip(0, 1)
         return self._factor
 
-    def forget_factor(self) -> None:
-        """Free the memory of the factor, which is computed again if it is asked for."""
-        self._factor = None
-
     @property
     def unit(self) -> UnitGram:
         """The matrix for inputs of unit length."""

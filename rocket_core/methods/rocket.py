@@ -36,9 +36,6 @@ class Rocket(Method):
         factored: list[Candidate] = []
         pruned: list[Candidate] = []
         codes, sample = self._codes(problem)
-        if sample and problem.shape[0] > problem.shape[1]:
-            # Such layers have the largest matrices, and hardly ever share their input with others.
-            sample.gram.forget_factor()
         if "sparse" in self.config.kinds and not (sample and self._is_hopeless(sample, codes)):
             pruned = sparse.profile(problem, stored_itemsize=self.itemsize, budget_itemsize=self.budget_itemsize)
         shapes = dictionary.rank_nnz_ratios(self.config)
