@@ -1,6 +1,7 @@
 """Estimated and measured times of compressions, by stage, and how far the time left that they tell was off.
 
     python -m benchmarks.duration [--model FOLDER] [--preset fast ...] [--target ratio=0.3 ...] [--samples 64 ...]
+                                  [--heal 50000] [--evaluate]
 
 Every combination is compressed on one thread. For each, it prints the estimate and the processor time that was needed,
 the same by stage, and the least and the largest ratio of the time left as told to the actual one, from a tenth of the
@@ -56,9 +57,9 @@ def measure(model: Path, speed: MachineSpeed, settings: Mapping[str, Any]) -> st
     """Compress once, and return the line of the result."""
     counted: dict[Stage, Operations] = {}
 
-    def count(*of_run: Any) -> Any:
+    def count(*of_run: Any, **more: Any) -> Any:
         """Keep what a run counts before it starts."""
-        found = count_operations(*of_run)
+        found = count_operations(*of_run, **more)
         counted.update(found or {})
         return found
 
@@ -81,6 +82,8 @@ def main() -> None:
     parser.add_argument("--target", nargs="+", default=["ratio=0.3", "bits=4"])
     parser.add_argument("--samples", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--heal", type=int, help="tokens on which the result is healed")
+    parser.add_argument("--evaluate", action="store_true", help="compare the result with the original, as by default")
     given = parser.parse_args()
     torch.set_num_threads(1)
     speed = measure_speed()
@@ -88,7 +91,8 @@ def main() -> None:
     for preset, target, samples in itertools.product(given.preset, given.target, given.samples):
         key, _, value = target.partition("=")
         calibration = {"samples": samples, "sequence_length": given.length}
-        line = measure(given.model, speed, {"preset": preset, key: float(value), "calibration": calibration})
+        settings = {"preset": preset, key: float(value), "calibration": calibration, "heal_tokens": given.heal}
+        line = measure(given.model, speed, settings | ({"evaluate": {}} if given.evaluate else {}))
         print(f"| {preset} {target}, {samples} samples | {line} |", flush=True)
 
 

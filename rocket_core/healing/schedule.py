@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Steps are what an optimizer needs; batches are no larger than it takes to have this many of them.
-_STEPS = 1000
-_LEAST_TOKENS_PER_STEP = 1024
-_MOST_TOKENS_PER_STEP = 32768
+from rocket_core.inspection.healing_duration import tokens_per_step
+
 # The first steps of Adam move every number by the whole learning rate, whatever its gradient: about so many steps pass
 # before its second moments mean something.
 _WARM_UP_PART, _WARM_UP_STEPS, _MOST_WARM_UP_PART = 0.05, 20, 0.4
@@ -40,8 +38,7 @@ class Schedule:
             length: tokens in a window.
             seed: seed of the order of windows.
         """
-        aimed = min(max(tokens / _STEPS, _LEAST_TOKENS_PER_STEP), _MOST_TOKENS_PER_STEP)
-        per_step = max(1, round(aimed / length))
+        per_step = max(1, round(tokens_per_step(tokens) / length))
         steps = max(1, round(tokens / (per_step * length)))
         return cls(windows=windows, windows_per_step=per_step, steps=steps, seed=seed)
 

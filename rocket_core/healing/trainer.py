@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rocket_core.errors import NonFiniteCalibrationError
 from rocket_core.healing.divergence import divergence_sum
 from rocket_core.healing.schedule import Schedule
+from rocket_core.inspection.healing_duration import MEASUREMENTS
 
 # Largest learning rate as a part of the root mean square of a tensor's numbers, as factors have arbitrary scales: this
 # much, and less for a model that is close to its original already. The divergence is about quadratic in what the
@@ -20,9 +21,10 @@ _RATE_PER_ROOT = 2e-2
 _BETAS = (0.9, 0.95)
 _EPSILON = 1e-12
 _LARGEST_GRADIENT = 1.0
-# How often the divergence on held-out windows is measured at most, in addition to the beginning, and steps between.
-_MEASUREMENTS = 10
+# Least steps from one measurement of the divergence on held-out windows to the next.
 _STEPS_BETWEEN = 4
+# Passes through a model, of which a step takes one for the original and three for the compressed one.
+_STEP_PASSES, _MEASURED_PASSES = 4, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +87,7 @@ class Trainer:
     @property
     def measured_at(self) -> list[int]:
         """Numbers of steps after which the held-out windows are read."""
-        times = max(1, min(_MEASUREMENTS, self._schedule.steps // _STEPS_BETWEEN))
+        times = max(1, min(MEASUREMENTS, self._schedule.steps // _STEPS_BETWEEN))
         return sorted({round(self._schedule.steps * part / times) for part in range(times + 1)})
 
     @property
@@ -102,6 +104,14 @@ class Trainer:
     def is_finished(self) -> bool:
         """Whether all steps are taken and measured."""
         return len(self.held_out) == len(self.measured_at)
+
+    @property
+    def done(self) -> float:
+        """Done part of what all steps and measurements take, [0, 1]."""
+        step = _STEP_PASSES * self._schedule.windows_per_step
+        measured = _MEASURED_PASSES * len(self._text.held_out)
+        whole = step * self._schedule.steps + measured * len(self.measured_at)
+        return (step * self.step + measured * len(self.held_out)) / whole
 
     def advance(self) -> None:
         """Measure if that is due, otherwise take a step.

@@ -12,7 +12,9 @@ from rocket_core.inspection.code_duration import (
     profiling_table,
     why_codes_are_uncounted,
 )
+from rocket_core.inspection.evaluation_duration import EvaluationSizes, evaluation_operations
 from rocket_core.inspection.footprint import ModelShape, Workload
+from rocket_core.inspection.healing_duration import HealingWork, healing_operations
 from rocket_core.inspection.operations import FLOAT32_BYTES, Operations
 from rocket_core.inspection.sequential_duration import (
     following_inputs,
@@ -44,17 +46,10 @@ _START_SECONDS, _WRITTEN_BYTES = 1.2, 5e8
 NOMINAL_SPEED = MachineSpeed(products=190e9, rough_products=750e9, memory=4.5e9)
 
 
-def why_uncounted(config: CompressionConfig, *, has_experts: bool = False) -> str | None:
-    """Return why the operations of a compression are not known; None if they are.
-
-    Args:
-        config: the settings.
-        has_experts: whether the model is a mixture of experts.
-    """
+def why_uncounted(config: CompressionConfig) -> str | None:
+    """Return why the operations of a compression are not known; None if they are."""
     if config.method != "rocket":
         return f"the operations of the method {config.method} are not counted"
-    if config.sequential and has_experts:
-        return "the operations of sequential compression (presets best and max) are not counted for mixtures of experts"
     if config.quantizes:
         return why_codes_are_uncounted(config)
     if config.rounds_values:
@@ -62,18 +57,26 @@ def why_uncounted(config: CompressionConfig, *, has_experts: bool = False) -> st
     return None if "sparse" in config.kinds else "operations are counted where the kind sparse is allowed only"
 
 
-def count_operations(model: ModelShape, work: Workload) -> Mapping[Stage, Operations] | None:
-    """Count the operations of each stage of a compression, without download, evaluation and what follows it.
+def count_operations(
+    model: ModelShape,
+    work: Workload,
+    *,
+    healing: HealingWork | None = None,
+    evaluation: EvaluationSizes | None = None,
+) -> Mapping[Stage, Operations] | None:
+    """Count the operations of each stage of a compression, without download and benchmark.
 
     Args:
         model: the model's sizes.
         work: the work to be done.
+        healing: the healing that follows; None for none.
+        evaluation: the evaluation that follows; None for none.
 
     Returns:
         Operations by stage; None for settings that `why_uncounted` names.
     """
     config = work.config
-    if why_uncounted(config, has_experts=model.active_part < 1) is not None:
+    if why_uncounted(config) is not None:
         return None
     found: dict[Stage, Operations] = {"preflight": Operations(seconds=_START_SECONDS)}
     if config.measures_sensitivities:
@@ -98,7 +101,11 @@ def count_operations(model: ModelShape, work: Workload) -> Mapping[Stage, Operat
         if config.decides_tables:
             tables = (compressing_codes(shape, config, is_table=True) for shape in model.tables)
             found["factorizing"] += sum(tables, Operations())
+        if healing is not None:
+            found["healing"] = healing_operations(model, healing)
         found["exporting"] = Operations(seconds=len(config.export) * model.stored_bytes / _WRITTEN_BYTES)
+    if evaluation is not None:
+        found["evaluating"] = evaluation_operations(model, evaluation)
     return found
 
 
@@ -120,14 +127,16 @@ def _following(model: ModelShape, index: int, work: Workload) -> Operations:
         block,
         _passing(model, index, work.tokens, sums=False),
         gram_numbers=_gram_numbers(block),
-        tokens=work.tokens,
+        tokens=work.tokens * model.active_part,
         whole_texts=not model.predicts,
     )
     if not work.config.refine:
         return found
     parameters = model.block_parameters[min(index, len(model.block_parameters) - 1)]
-    activations = _over_activations(_SENSITIVITY_PASSES, block, step_tokens(work.tokens))
-    return found + refining(parameters, activations, tokens=work.tokens)
+    activations = _over_activations(_SENSITIVITY_PASSES, block, step_tokens(work.tokens) * model.active_part)
+    return found + refining(
+        parameters, activations, layers=len(block), tokens=work.tokens, active_part=model.active_part
+    )
 
 
 def _profiling_block(block: Sequence[Shape], config: CompressionConfig) -> Operations:
@@ -148,9 +157,15 @@ def _compressing(shape: Shape, config: CompressionConfig) -> Operations:
     return compressing_codes(shape, config) if config.quantizes else _pruning(*shape)
 
 
-def total_operations(model: ModelShape, work: Workload) -> Operations | None:
+def total_operations(
+    model: ModelShape,
+    work: Workload,
+    *,
+    healing: HealingWork | None = None,
+    evaluation: EvaluationSizes | None = None,
+) -> Operations | None:
     """Count the operations of all these stages together; the arguments are as above."""
-    by_stage = count_operations(model, work)
+    by_stage = count_operations(model, work, healing=healing, evaluation=evaluation)
     return None if by_stage is None else sum(by_stage.values(), Operations())
 
 

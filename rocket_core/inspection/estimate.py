@@ -12,6 +12,7 @@ from rocket_core.coverage import Coverage
 from rocket_core.inspection.batch_size import tokens_per_batch
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
 from rocket_core.inspection.duration import total_operations, why_uncounted
+from rocket_core.inspection.evaluation_duration import EvaluationSizes
 from rocket_core.inspection.evaluation_footprint import evaluation_footprint
 from rocket_core.inspection.footprint import (
     ModelShape,
@@ -25,6 +26,7 @@ from rocket_core.inspection.footprint import (
     sample_positions,
 )
 from rocket_core.inspection.header_coverage import coverage_of_headers
+from rocket_core.inspection.healing_duration import HealingWork
 from rocket_core.inspection.healing_footprint import HealingSizes, batch_windows, healing_footprint, vocabulary
 from rocket_core.inspection.model_reach import reach_of_headers
 from rocket_core.inspection.operations import Operations
@@ -105,7 +107,10 @@ def estimate_run(
     reach = reach_of_headers(settings, weights, config, dense_file_bytes=dense_file_bytes)
     # Without a target, the bounds are those of the dense model.
     ratio = 0.0 if config.target is None else reach.check(config.target)
-    unknown = _why_no_time(config, model)
+    unknown = _why_no_time(config)
+    healing = HealingWork.expected(config, model, settings)
+    evaluation = EvaluationSizes.expected(config, model, settings)
+    operations = None if unknown else total_operations(model, work, healing=healing, evaluation=evaluation)
     return RunEstimate(
         parameters=model.parameters,
         stored_bytes=model.stored_bytes,
@@ -121,7 +126,7 @@ def estimate_run(
         memory_bytes=footprint.memory_bytes,
         disk_bytes=footprint.disk_bytes,
         coverage=coverage_of_headers(settings, weights, config),
-        operations=None if unknown is not None else total_operations(model, work),
+        operations=operations,
         why_no_time=unknown,
     )
 
@@ -151,17 +156,16 @@ def _sample_sizes(settings: Mapping[str, Any], window: int, *, vision: bool) -> 
     return {"input_bytes": input_bytes(settings, input_kind(settings))}
 
 
-def _why_no_time(config: CompressionConfig, model: ModelShape) -> str | None:
-    """Return why the time of a run is not known; None if it is, as of one that only compresses."""
+def _why_no_time(config: CompressionConfig) -> str | None:
+    """Return why the time of a run is not known; None if it is."""
     more = [
-        ("an evaluation", config.evaluate is not None),
+        ("an evaluation on tasks", config.evaluate is not None and bool(config.evaluate.tasks)),
         ("a measurement of speed", config.benchmark),
-        ("healing", config.heal_tokens is not None),
     ]
     asked = next((name for name, is_asked in more if is_asked), None)
     if asked is not None:
         return f"the time of {asked} is not counted; without it, that of the compression is"
-    return why_uncounted(config, has_experts=model.active_part < 1)
+    return why_uncounted(config)
 
 
 def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:

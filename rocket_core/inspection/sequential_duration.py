@@ -21,9 +21,11 @@ _PRODUCTS, _DOUBLE, _SOLVED_DOUBLE = 3, 2.0, 2.5
 # Shared dictionaries whose errors may win, as sweeps improve them: products, and passes over the weight, to search for
 # them at all ratios. That is so for layers that together have at least so many outputs for each input.
 _SEARCH_PRODUCTS, _SEARCH_PASSES, _LEAST_OUTPUTS = 80, 4700, 2
-# Refinement: gradient steps, passes over the weights for each, its seconds on any machine, and the most tokens that it
-# takes; tests, each a pass through two blocks, and the part of the tokens that is held out for them.
-_STEPS, _STEP_PASSES, _STEP_SECONDS, _MOST_STEP_TOKENS = 100, 20, 0.025, 1024
+# Refinement: gradient steps, passes over the weights for each, its seconds on any machine, for a block and for each of
+# its layers, and the most tokens that it takes; tests, each a pass through two blocks, and the part of the tokens that
+# is held out for them.
+_STEPS, _STEP_PASSES, _MOST_STEP_TOKENS = 100, 20, 1024
+_STEP_SECONDS, _LAYER_SECONDS = 0.012, 0.0018
 _TESTS, _HELD_OUT = 6, 8
 # Products of a weight in a step: forward and backward, with gradients of the weight, and without in the next block.
 _STEP_PRODUCTS = 5
@@ -51,7 +53,7 @@ def searching_dictionaries(block: Sequence[Shape]) -> Operations:
 
 
 def following_inputs(
-    block: Sequence[Shape], forward: Operations, *, gram_numbers: int, tokens: int, whole_texts: bool
+    block: Sequence[Shape], forward: Operations, *, gram_numbers: int, tokens: float, whole_texts: bool
 ) -> Operations:
     """Return the operations to sum up what the layers of a block read in both models, and to find their targets.
 
@@ -73,18 +75,21 @@ def step_tokens(tokens: int) -> int:
     return min(_MOST_STEP_TOKENS, tokens // _HELD_OUT)
 
 
-def refining(parameters: int, activations: Operations, *, tokens: int) -> Operations:
+def refining(parameters: int, activations: Operations, *, layers: int, tokens: int, active_part: float) -> Operations:
     """Return the operations to refine a block.
 
     Args:
         parameters: its parameters.
+        layers: number of its layers.
         activations: what a gradient step does in addition to products: passes over activations.
         tokens: calibration tokens.
+        active_part: part of the parameters that a token passes.
     """
+    passed = parameters * active_part
     step = Operations(
-        products=_STEP_PRODUCTS * 2 * parameters * step_tokens(tokens),
+        products=_STEP_PRODUCTS * 2 * passed * step_tokens(tokens),
         memory=_STEP_PASSES * parameters * FLOAT32_BYTES,
-        seconds=_STEP_SECONDS,
+        seconds=_STEP_SECONDS + _LAYER_SECONDS * layers,
     )
-    tests = Operations(products=_TESTS * 2 * 2 * parameters * tokens / _HELD_OUT)
+    tests = Operations(products=_TESTS * 2 * 2 * passed * tokens / _HELD_OUT)
     return (step + activations).times(_STEPS) + tests

@@ -72,7 +72,7 @@ def prepare(
     if warning is not None:
         monitor.warn(warning)
     monitor.requires(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
-    monitor.expect(expected_seconds(run, len(calibration)))
+    monitor.expect(expected_seconds(run, len(calibration), healing, plan))
     work.claim(identity, calibration)
     if healing is not None:
         HealingState.within(work.path).save_windows(healing.windows)

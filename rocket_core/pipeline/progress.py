@@ -101,6 +101,7 @@ class Monitor:
         self._shares = {stage: share / total for stage, share in played.items()}
         self._callbacks = callbacks
         self.costs = costs
+        self._expected: frozenset[Stage] = frozenset()
         self._anchor: tuple[float, float] | None = None
         self._fraction = 0.0
         self._stage: Stage = "downloading"
@@ -110,6 +111,7 @@ class Monitor:
     def expect(self, seconds: Mapping[Stage, float]) -> None:
         """Divide the parts that stages have of the run by their expected seconds; other stages keep theirs."""
         known = {stage: max(expected, 0.0) for stage, expected in seconds.items() if stage in self._shares}
+        self._expected = frozenset(known)
         whole = sum(known.values())
         if whole > 0:
             part = sum(self._shares[stage] for stage in known)
@@ -118,8 +120,8 @@ class Monitor:
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
         """Charge the block to a stage, even if it is interrupted."""
-        if self._stage in {"downloading", "preflight"} or stage == "healing":
-            # The time of earlier stages says nothing about the speed of later ones.
+        if self._stage in {"downloading", "preflight"} or (stage == "healing" and stage not in self._expected):
+            # The time of earlier stages says nothing about the speed of later ones, whose shares are only guessed.
             self._anchor = None
         self._stage = stage
         self.step(0.0)

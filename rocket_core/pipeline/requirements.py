@@ -14,6 +14,7 @@ from rocket_core.evaluation.models import predicts_tokens
 from rocket_core.inspection.batch_size import tokens_per_batch
 from rocket_core.inspection.benchmark_footprint import benchmark_footprint
 from rocket_core.inspection.duration import NOMINAL_SPEED, count_operations
+from rocket_core.inspection.evaluation_duration import EvaluationSizes
 from rocket_core.inspection.evaluation_footprint import evaluation_footprint
 from rocket_core.inspection.feasibility import reach_of_layers
 from rocket_core.inspection.footprint import (
@@ -47,15 +48,38 @@ def estimate_resources(run: Run, windows: int, inputs: CalibrationInputs | None 
     return estimate_footprint(_model_shape(run), _workload(run, windows, inputs))
 
 
-def expected_seconds(run: Run, windows: int) -> Mapping[Stage, float]:
+def expected_seconds(
+    run: Run, windows: int, healing: HealingPlan | None, plan: EvaluationPlan | None
+) -> Mapping[Stage, float]:
     """Return the seconds of each stage on some machine, for their proportions; none if they are not known.
 
     Args:
         run: the run.
         windows: calibration samples.
+        healing: the planned healing; None if nothing is trained.
+        plan: the planned evaluation; None if the result is not evaluated.
     """
-    counted = count_operations(_model_shape(run), _workload(run, windows)) or {}
-    return {stage: operations.duration(NOMINAL_SPEED) for stage, operations in counted.items()}
+    counted = count_operations(
+        _model_shape(run),
+        _workload(run, windows),
+        healing=None if healing is None else healing.work,
+        evaluation=_evaluation_sizes(run, plan),
+    )
+    return {stage: operations.duration(NOMINAL_SPEED) for stage, operations in (counted or {}).items()}
+
+
+def _evaluation_sizes(run: Run, plan: EvaluationPlan | None) -> EvaluationSizes | None:
+    if plan is None or plan.tasks:
+        return None
+    text = plan.text
+    return EvaluationSizes(
+        windows=text.count,
+        length=text.length,
+        stride=text.stride,
+        vocabulary=0 if text.windows is None else run.architecture.vocabulary,
+        answer_tokens=len(plan.prompts) * plan.settings.answer_tokens,
+        in_float32=run.config.evaluated_export == "gguf",
+    )
 
 
 def _workload(run: Run, windows: int, inputs: CalibrationInputs | None = None) -> Workload:

@@ -158,7 +158,8 @@ def _saving(trainer: Trainer, state: HealingState) -> Iterator[None]:
 
 def _take_steps(plan: HealingPlan, trainer: Trainer, state: HealingState, monitor: Monitor) -> None:
     steps = plan.schedule.steps
-    monitor.skip_to(trainer.step / steps)
+    if trainer.done > 0:
+        monitor.skip_to(trainer.done)
     # Also the points of the run that this one resumes.
     reported = 0
     while not trainer.is_finished:
@@ -169,7 +170,7 @@ def _take_steps(plan: HealingPlan, trainer: Trainer, state: HealingState, monito
         for point in curve[reported:]:
             monitor.healed(point)
         reported = len(curve)
-        monitor.step(trainer.step / steps, f"step {trainer.step:,} of {steps:,}")
+        monitor.step(trainer.done, f"step {trainer.step:,} of {steps:,}")
 
 
 def _curve(plan: HealingPlan, trainer: Trainer) -> tuple[HealingPoint, ...]:

@@ -15,15 +15,10 @@ from rocket_core.evaluation import ModelFolder
 from rocket_core.evaluation.windows import batch_size
 from rocket_core.healing import HealingText, Schedule
 from rocket_core.inspection.dataset_names import local_path_of
+from rocket_core.inspection.healing_duration import MOST_HELD_OUT, HealingWork, held_out_windows
 from rocket_core.inspection.healing_footprint import HealingSizes
 from rocket_core.inspection.preconditions import cannot_heal
 from rocket_core.models.architecture import Architecture, window_length
-
-# This part of the windows is held out to choose the best values; where there is enough text, as many as this part of
-# those that are read. Never are there more, so that reading them takes little of the time.
-_HELD_OUT_PART = 0.1
-_HELD_OUT_FOR_EACH_READ = 0.25
-_MOST_HELD_OUT = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +56,19 @@ class HealingPlan:
         """Tokens that a call of a model reads."""
         return min(self.schedule.windows_per_step, self.text.rows) * self.length
 
+    @property
+    def work(self) -> HealingWork:
+        """What its time depends on."""
+        return HealingWork(
+            steps=self.schedule.steps,
+            tokens=self.schedule.steps * self.step_tokens,
+            held_out_tokens=self.text.held_out.numel(),
+            length=self.length,
+            vocabulary=self.sizes.vocabulary,
+            trained=self.sizes.trained,
+            recomputes=self.sizes.recomputes(self.call_tokens),
+        )
+
 
 def plan_healing(
     original: ModelFolder,
@@ -95,7 +103,7 @@ def plan_healing(
             f"healing needs at least two windows of {length} tokens, one of them held out, and the text of "
             f"{settings.dataset!r} fills {len(windows)}; give more text or a shorter sequence length"
         )
-    held_out = _held_out(len(windows), math.ceil(settings.tokens / length))
+    held_out = held_out_windows(len(windows), math.ceil(settings.tokens / length))
     training = torch.ones(len(windows), dtype=torch.bool)
     # Spread over the text, as neighbours are often from one document.
     training[(2 * torch.arange(held_out) + 1) * len(windows) // (2 * held_out)] = False
@@ -121,15 +129,9 @@ def plan_healing(
     )
 
 
-def _held_out(windows: int, read: int) -> int:
-    """Return how many windows to hold out, given how many there are and are read."""
-    spare = min(int(_HELD_OUT_FOR_EACH_READ * read), windows - read)
-    return min(_MOST_HELD_OUT, max(1, int(_HELD_OUT_PART * windows), spare))
-
-
 def windows_to_draw(settings: HealingConfig, length: int) -> int:
     """Return the number of windows that healing reads at most, held-out ones included."""
-    return math.ceil(settings.tokens / length) + _MOST_HELD_OUT
+    return math.ceil(settings.tokens / length) + MOST_HELD_OUT
 
 
 def _draw(original: ModelFolder, settings: HealingConfig, length: int, token: str | None) -> Tensor:

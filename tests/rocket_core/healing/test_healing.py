@@ -1,5 +1,6 @@
 """Schedule, loss and steps of healing, on models that are one matrix."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -101,6 +102,20 @@ def test_training_lowers_the_divergence_and_keeps_the_best():
     assert trainer.take_best() == min(trainer.held_out) < trainer.held_out[0]
     assert len(trainer.losses) == 40
     assert len(trainer.held_out) == 11
+
+
+def test_the_done_part_rises_with_steps_and_measurements_to_all():
+    trainer, parts = make_trainer(), []
+    while not trainer.is_finished:
+        parts.append(trainer.done)
+        trainer.advance()
+    assert parts[0] == 0
+    assert trainer.done == 1
+    gains = [after - before for before, after in itertools.pairwise([*parts, trainer.done])]
+    # Two windows are read by two models; three are read by one, and forward and backward by the other.
+    step, measurement = max(gains), min(gains)
+    assert step / measurement == pytest.approx((4 * 3) / (2 * 2))
+    assert sum(gain < 2 * measurement for gain in gains) == len(trainer.held_out)
 
 
 def test_training_that_only_makes_it_worse_keeps_the_start(monkeypatch):

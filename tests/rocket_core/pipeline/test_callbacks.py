@@ -99,6 +99,20 @@ def test_stages_have_the_parts_of_the_run_that_are_expected():
     assert found[-1] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_time_left_in_healing_follows_earlier_stages_if_it_is_counted(counted):
+    found = []
+    callbacks = Callbacks(on_progress=found.append, should_cancel=lambda: False)
+    monitor = Monitor(callbacks, Costs(torch.device("cpu"), {}), left_out=("evaluating", "benchmarking"))
+    monitor.expect({"calibrating": 2.0, "factorizing": 7.0} | ({"healing": 5.0} if counted else {}))
+    with monitor.stage("preflight"):
+        monitor.step(1.0)
+    with monitor.stage("calibrating"):
+        monitor.step(1.0)
+    with monitor.stage("healing"):
+        assert (found[-1].seconds_left is not None) == counted
+
+
 def test_a_run_reports_progress_and_cancels_within_a_block(tmp_path, model_folder, settings, monkeypatch):
     # One window per batch, so that there is something between one layer and the next.
     monkeypatch.setattr("rocket_core.inspection.batch_size.TOKENS_PER_BATCH_ON_CPU", 1)

@@ -126,7 +126,7 @@ def test_availability_is_unknown_for_remote_workers(app, client):
     assert told["seconds_unknown"] == "jobs run on other machines, whose speed is not known here"
 
 
-def test_the_time_of_jobs_here_that_only_compress_is_known(client, monkeypatch):
+def test_the_time_of_jobs_here_is_known_or_said_not_to_be(client, monkeypatch):
     monkeypatch.setattr(estimate_module, "has_accelerator", lambda: False)
     monkeypatch.setattr(estimate_module, "measure_speed", lambda: SPEED)
     seconds = estimate(client)["seconds"]
@@ -137,7 +137,10 @@ def test_the_time_of_jobs_here_that_only_compress_is_known(client, monkeypatch):
     for change in ({"ratio": None, "bits": 4}, {"ratio": None, "target_bytes": 100_000}, best):
         told = estimate(client, **change)
         assert (told["seconds"] > 1, told["seconds_unknown"]) == (True, None)
-    for change, said in (({"evaluate": {"samples": 4}}, "an evaluation"), ({"options": {"preset": "paper"}}, "sparse")):
+    for more in ({"evaluate": {"samples": 4}}, {"options": {"heal_tokens": 10_000}}):
+        assert estimate(client, **more)["seconds"] > seconds
+    tasks = {"evaluate": {"tasks": ["piqa"]}}
+    for change, said in ((tasks, "an evaluation on tasks"), ({"options": {"preset": "paper"}}, "sparse")):
         told = estimate(client, **change)
         assert told["seconds"] is None
         assert said in told["seconds_unknown"]

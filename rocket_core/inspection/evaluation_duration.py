@@ -1,0 +1,105 @@
+"""Time that an evaluation needs, from the sizes of a model and of what it reads. Loads no torch.
+
+Numbers of passes were fitted to processor times on one thread of an AMD EPYC (Zen 5); `python -m benchmarks.duration
+--evaluate` compares estimates with measured times.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from rocket_core.config import BUILTIN_DATASET, CompressionConfig
+from rocket_core.inspection.footprint import ModelShape, positions
+from rocket_core.inspection.healing_footprint import vocabulary
+from rocket_core.inspection.operations import FLOAT32_BYTES, Operations
+from rocket_core.inspection.preconditions import window_length
+
+_MODELS = 2
+# Passes over the activations of the layers, over the logits of both models, and over weights, to load and prepare them.
+_FORWARD_PASSES, _LOGIT_PASSES, _WEIGHT_PASSES = 3, 60, 10
+# Operations of attention for each token, hidden unit and token of its window, which take as long as those of products.
+_ATTENTION = 8
+# Seconds on any machine: to load a model, and for each block and token of an answer.
+_LOAD_SECONDS, _TOKEN_SECONDS = 0.1, 0.0004
+# Characters of the builtin text, which fills fewer windows than are asked for by default, and of its tokens.
+_BUILTIN_CHARACTERS, _TOKEN_CHARACTERS = 36_000, 3.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationSizes:
+    """The sizes that the time of an evaluation depends on.
+
+    Attributes:
+        windows: windows of text, at least 1.
+        length: tokens in a window.
+        stride: tokens from the start of one window to the next.
+        vocabulary: logits for each token; 0 for an encoder.
+        answer_tokens: tokens of all answers to prompts, at most.
+        in_float32: whether the compressed model runs in float32 in any case, as from a GGUF file.
+    """
+
+    windows: int
+    length: int
+    stride: int
+    vocabulary: int
+    answer_tokens: int = 0
+    in_float32: bool = False
+
+    @classmethod
+    def expected(cls, config: CompressionConfig, model: ModelShape, settings: Mapping[str, Any]) -> Self | None:
+        """Return the sizes of an evaluation whose text is not read: as many windows as are asked for.
+
+        The builtin text is known to be shorter; how long another one is, is not.
+
+        Args:
+            config: the compression.
+            model: the model's sizes.
+            settings: the content of config.json.
+
+        Returns:
+            The sizes; None if no evaluation is requested.
+        """
+        asked = config.evaluate
+        if asked is None:
+            return None
+        length = window_length(positions(settings), asked.sequence_length)
+        stride = min(asked.stride or length, length)
+        windows = asked.samples
+        if asked.dataset == BUILTIN_DATASET:
+            windows = min(windows, math.ceil(_BUILTIN_CHARACTERS / _TOKEN_CHARACTERS / stride))
+        return cls(
+            windows=windows,
+            length=length,
+            stride=stride,
+            vocabulary=vocabulary(settings, model) if model.predicts else 0,
+            answer_tokens=len(asked.prompts) * asked.answer_tokens,
+            in_float32=config.evaluated_export == "gguf",
+        )
+
+
+def evaluation_operations(model: ModelShape, sizes: EvaluationSizes) -> Operations:
+    """Return the operations to compare a compressed model with its original.
+
+    Args:
+        model: the model's sizes.
+        sizes: the sizes of the evaluation.
+    """
+    read = sizes.windows * sizes.length + sizes.answer_tokens
+    products = 2.0 * read * _passed_parameters(model, sizes)
+    wide = Operations(products=products)
+    dense = wide if model.itemsize == FLOAT32_BYTES else Operations(rough_products=products)
+    predicted = sizes.windows * sizes.stride + sizes.answer_tokens
+    activations = sum(d_in + d_out for d_in, d_out in model.shapes) * read * model.active_part
+    passes = _MODELS * _FORWARD_PASSES * activations + _LOGIT_PASSES * predicted * sizes.vocabulary
+    passes += _MODELS * (_WEIGHT_PASSES * model.parameters + sizes.answer_tokens * _passed_parameters(model, sizes))
+    blocks = len(model.block_parameters)
+    attention = _MODELS * _ATTENTION * read * sizes.length * model.hidden_size * blocks
+    seconds = _MODELS * (_LOAD_SECONDS + _TOKEN_SECONDS * blocks * sizes.answer_tokens)
+    both = dense + (wide if sizes.in_float32 else dense)
+    return both + Operations(products=attention, memory=passes * FLOAT32_BYTES, seconds=seconds)
+
+
+def _passed_parameters(model: ModelShape, sizes: EvaluationSizes) -> float:
+    """Return the parameters that each token is multiplied with: those of all blocks, and the head."""
+    return sum(model.block_parameters) * model.active_part + sizes.vocabulary * model.hidden_size
