@@ -395,8 +395,8 @@ class Estimate(Resource):
     available: Available | None = None
     """free resources where jobs run; null where they run on other machines."""
     seconds: float | None = None
-    """seconds that the compression takes if the machine does nothing else, within a factor of 1.5 for most models; null
-    if it is not known.
+    """seconds that the job takes if the machine does nothing else, within a factor of 1.5 for most models; null if it
+    is not known.
     """
     seconds_unknown: str | None = None
     """why `seconds` is null, in words; null if it is not, and from servers that do not say."""

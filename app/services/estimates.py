@@ -34,9 +34,9 @@ class Estimate(contract.Estimate, extra="forbid"):
     available: Available | None
     """free resources where jobs run; null where they run on other machines."""
     seconds: float | None
-    """seconds that the compression takes on this machine if it does nothing else, within a factor of 1.5 for most
-    models; null where jobs run on other machines or on a GPU, for jobs that also evaluate, measure speed or heal, and
-    for settings whose operations are not counted, such as the preset `paper`.
+    """seconds that the job takes on this machine if it does nothing else, within a factor of 1.5 for most models; null
+    where jobs run on other machines or on a GPU, for jobs that evaluate on tasks or measure speed, and for settings
+    whose operations are not counted, such as the preset `paper`.
     """
 
 

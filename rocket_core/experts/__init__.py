@@ -6,7 +6,7 @@ checkpoints have.
 """
 
 from rocket_core.experts.layout import ExpertPart, ExpertsLayout, FusedParameter, find_layout
-from rocket_core.experts.module import Expert, UnfusedExperts, routing_alike, visiting
+from rocket_core.experts.module import Expert, UnfusedExperts, following_router, visiting
 from rocket_core.experts.names import expert_projection, is_expert_name, unfused_conversions
 from rocket_core.experts.unfusing import (
     find_fused,
@@ -27,11 +27,11 @@ __all__ = [
     "expert_projection",
     "find_fused",
     "find_layout",
+    "following_router",
     "fuse",
     "fused_parameters",
     "has_unfused",
     "is_expert_name",
-    "routing_alike",
     "unfuse",
     "unfused_conversions",
     "unfused_modules",

@@ -171,8 +171,8 @@ class UnfusedExperts(nn.ModuleList):
 
 
 @contextmanager
-def routing_alike(leader: nn.Module, follower: nn.Module, experts: str) -> Iterator[None]:
-    """Let experts be called for the tokens that another model sends to its own while the context is active.
+def following_router(leader: nn.Module, follower: nn.Module, experts: str) -> Iterator[None]:
+    """While active, let a router return what that of another model returned last, so that experts get the same tokens.
 
     Only experts that are not told which tokens they get need it: those that are, are asked by `routed_rows`.
 

@@ -7,9 +7,11 @@ Numbers of passes were fitted to processor times on one thread of an AMD EPYC (Z
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from rocket_core.config import BUILTIN_DATASET, CompressionConfig
+from rocket_core.inspection.dataset_names import LOCAL_SUFFIXES
 from rocket_core.inspection.footprint import ModelShape, positions
 from rocket_core.inspection.healing_footprint import vocabulary
 from rocket_core.inspection.operations import FLOAT32_BYTES, Operations
@@ -22,7 +24,7 @@ _FORWARD_PASSES, _LOGIT_PASSES, _WEIGHT_PASSES = 3, 60, 10
 _ATTENTION = 8
 # Seconds on any machine: to load a model, and for each block and token of an answer.
 _LOAD_SECONDS, _TOKEN_SECONDS = 0.1, 0.0004
-# Characters of the builtin text, which fills fewer windows than are asked for by default, and of its tokens.
+# Characters of the builtin text, and of a token.
 _BUILTIN_CHARACTERS, _TOKEN_CHARACTERS = 36_000, 3.5
 
 
@@ -50,7 +52,7 @@ class EvaluationSizes:
     def expected(cls, config: CompressionConfig, model: ModelShape, settings: Mapping[str, Any]) -> Self | None:
         """Return the sizes of an evaluation whose text is not read: as many windows as are asked for.
 
-        The builtin text is known to be shorter; how long another one is, is not.
+        How long the builtin text and a file on this machine are is known, and taken into account if they fill fewer.
 
         Args:
             config: the compression.
@@ -65,17 +67,24 @@ class EvaluationSizes:
             return None
         length = window_length(positions(settings), asked.sequence_length)
         stride = min(asked.stride or length, length)
-        windows = asked.samples
-        if asked.dataset == BUILTIN_DATASET:
-            windows = min(windows, math.ceil(_BUILTIN_CHARACTERS / _TOKEN_CHARACTERS / stride))
+        characters = _characters(asked.dataset)
+        fills = asked.samples if characters is None else math.ceil(characters / _TOKEN_CHARACTERS / stride)
         return cls(
-            windows=windows,
+            windows=min(asked.samples, fills),
             length=length,
             stride=stride,
             vocabulary=vocabulary(settings, model) if model.predicts else 0,
             answer_tokens=len(asked.prompts) * asked.answer_tokens,
             in_float32=config.evaluated_export == "gguf",
         )
+
+
+def _characters(dataset: str) -> int | None:
+    """Return about how many characters a text has, at least 1; None if that is not known."""
+    if dataset == BUILTIN_DATASET:
+        return _BUILTIN_CHARACTERS
+    path = Path(dataset)
+    return max(1, path.stat().st_size) if path.suffix.lower() in LOCAL_SUFFIXES and path.is_file() else None
 
 
 def evaluation_operations(model: ModelShape, sizes: EvaluationSizes) -> Operations:

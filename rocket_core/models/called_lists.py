@@ -30,7 +30,7 @@ def called_list_of(block: nn.Module, layer: nn.Module) -> str | None:
 
 
 @contextmanager
-def routed_alike(leader: nn.Module, follower: nn.Module) -> Iterator[None]:
+def following_calls(leader: nn.Module, follower: nn.Module) -> Iterator[None]:
     """While active, call a list with the arguments of another's last call, but for the first, which are the states.
 
     So both send the same tokens to each of their modules.

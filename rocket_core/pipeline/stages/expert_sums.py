@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rocket_core.calibration.expert_grams import SAMPLE_TOKENS, effective_rank, find_experts
-from rocket_core.experts import Expert, UnfusedExperts, routing_alike
+from rocket_core.experts import Expert, UnfusedExperts, following_router
 from rocket_core.pipeline.stages.block_side import BlockSide
 from rocket_core.pipeline.stages.cross_sums import CrossSums
 
@@ -181,7 +181,7 @@ class ExpertSums:
         experts = _experts_of(module, self._dense)
         for batch in range(self._dense.batches):
             self._on_batch()
-            with routing_alike(self._dense.block, self._compressed.block, module):
+            with following_router(self._dense.block, self._compressed.block, module):
                 states, *routing = self._dense.arguments(module, batch)
                 others, *_ = self._compressed.arguments(module, batch)
             rows, dense_rows = experts.entering(others, like=states), experts.entering(states)

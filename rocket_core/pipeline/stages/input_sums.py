@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from rocket_core.models.called_lists import called_list_of, routed_alike
+from rocket_core.models.called_lists import called_list_of, following_calls
 from rocket_core.models.residual_stream import ResidualStream, StreamState, find_residual_stream
 from rocket_core.pipeline.stages.block_side import BlockSide
 from rocket_core.pipeline.stages.cross_sums import CrossSums
@@ -58,7 +58,7 @@ class InputSums:
         experts = called_list_of(self._dense.block, self._dense.layers[name])
         for batch in range(self._dense.batches):
             self._on_batch()
-            with self._routed_alike(experts), self._watching(stream, name, batch) as states:
+            with self._following_calls(experts), self._watching(stream, name, batch) as states:
                 dense_calls = self._dense.inputs(name, batch, stop_at_first=called_once, for_good=for_good)
                 called_once = len(dense_calls) == 1
                 calls = self._compressed.inputs(name, batch, stop_at_first=called_once)
@@ -70,14 +70,14 @@ class InputSums:
                 sums.add_deviation(rows[0], dense_state - state)
         return sums
 
-    def _routed_alike(self, experts: str | None) -> AbstractContextManager[None]:
+    def _following_calls(self, experts: str | None) -> AbstractContextManager[None]:
         """Let experts that are plain layers read, in the compressed model, what the dense model routes to them.
 
         Otherwise their rows in the two models would be of different tokens.
         """
         if experts is None:
             return nullcontext()
-        return routed_alike(*(side.block.get_submodule(experts) for side in (self._dense, self._compressed)))
+        return following_calls(*(side.block.get_submodule(experts) for side in (self._dense, self._compressed)))
 
     def _found_stream(self) -> ResidualStream:
         if self._stream is None:

@@ -9,9 +9,9 @@ from transformers import JetMoeConfig, JetMoeForCausalLM
 from rocket_core.experts import (
     UnfusedExperts,
     find_fused,
+    following_router,
     fuse,
     has_unfused,
-    routing_alike,
     unfuse,
     unknown_experts,
     visiting,
@@ -143,7 +143,7 @@ def test_experts_that_are_not_told_read_the_tokens_of_the_leader():
     others = hidden + torch.randn_like(hidden)
     for mixture in (leader, follower):
         mixture.experts.register_forward_pre_hook(lambda _module, args: read.append(args[0]))
-    with routing_alike(leader, follower, "experts"):
+    with following_router(leader, follower, "experts"):
         leader(hidden)
         follower(others)
     scores, own = leader.router(hidden[0])[0], follower.router(others[0])[0]

@@ -45,11 +45,17 @@ def test_time_rises_with_all_that_is_read():
     assert seconds(replace(model, active_part=1 / 8), base) < 0.5 * seconds(model, base)
 
 
-def test_no_more_of_the_builtin_text_is_read_than_there_is():
+def test_no_more_of_a_text_is_read_than_there_is(tmp_path):
     assert expected(sequence_length=1024).windows == 11
     assert expected(sequence_length=1024, stride=512).windows == 21
     assert expected(sequence_length=1024, samples=3).windows == 3
     assert expected(dataset="wikitext2", sequence_length=1024).windows == 64
+    text = tmp_path / "text.txt"
+    text.write_text("four" * 1024)
+    assert expected(dataset=str(text), sequence_length=1024).windows == 2
+    text.write_text("four" * 1024 * 80)
+    assert expected(dataset=str(text), sequence_length=1024).windows == 64
+    assert expected(dataset=str(tmp_path / "absent.txt"), sequence_length=1024).windows == 64
 
 
 def test_sizes_follow_the_settings():

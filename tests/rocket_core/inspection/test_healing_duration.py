@@ -35,7 +35,7 @@ def config(tokens):
 
 @pytest.mark.parametrize(("tokens", "measured"), [(20_000, 13.8), (50_000, 38.1)])
 def test_healing_is_within_the_stated_factor(tokens, measured):
-    """Of the model in `examples`, as `python -m benchmarks.duration --heal` measured it on one core of Zen 5."""
+    """The model in `examples`, as `python -m benchmarks.duration --heal` measured it on one core of Zen 5."""
     model = sample_model()
     counted = healing_operations(model, HealingWork.expected(config(tokens), model, settings()))
     assert measured / 1.5 < counted.duration(ZEN_5) < 1.5 * measured

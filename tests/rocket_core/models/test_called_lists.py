@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from rocket_core.models.called_lists import called_list_of, routed_alike
+from rocket_core.models.called_lists import called_list_of, following_calls
 from rocket_core.models.part_cache import called_parts
 
 
@@ -52,7 +52,7 @@ def test_a_follower_routes_the_same_rows_with_its_own_states(expert):
     hidden = [block.first[0](states) for block in (leader, follower)]
     rows = (hidden[0][:, 0] > 0).long() == expert
     assert not torch.equal(rows, (hidden[1][:, 0] > 0).long() == expert)
-    with routed_alike(leader.inner.experts, follower.inner.experts):
+    with following_calls(leader.inner.experts, follower.inner.experts):
         leader(states)
         output = follower(states)
     assert torch.equal(read[0], hidden[0][rows])
