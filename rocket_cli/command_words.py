@@ -1,8 +1,9 @@
 """Messages of the API and of typer in the words of the terminal."""
 
 import difflib
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 _COMMANDS: Mapping[str, str] = {
     "jobs": "jobs",
@@ -28,6 +29,19 @@ def plain_message(message: str) -> str:
     asked = found[1].lower()
     near = [_SAME_FILES[asked]] if _SAME_FILES.get(asked) in choices else difflib.get_close_matches(asked, choices, n=1)
     return f"{plain} Did you mean {near[0]!r}?" if near else plain
+
+
+def taken_for_a_value(arguments: Sequence[str], valued: Collection[str], known: Collection[str]) -> str | None:
+    """Return what to say about an option without its value, for which the next option was taken; None if all have one.
+
+    Args:
+        arguments: the command line.
+        valued: options that need a value.
+        known: all options of the command.
+    """
+    pairs = itertools.pairwise(arguments)
+    found = next(((option, value) for option, value in pairs if option in valued and value in known), None)
+    return None if found is None else f"Option '{found[0]}' needs a value, and '{found[1]}' was taken for it."
 
 
 def command_words(message: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rocket_cli.command_words import plain_message
+from rocket_cli.command_words import plain_message, taken_for_a_value
 from rocket_cli.commands import (
     bench,
     catalog,
@@ -44,12 +44,30 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            return self._explained(ctx)
         except typer.TyperException as error:
             error.message = plain_message(error.message)
             if "--json" in (ctx.obj or ()):
                 typer.echo(json.dumps({"error": {"code": "invalid_usage", "message": error.format_message()}}))
             raise
+
+    def _explained(self, ctx: Any) -> Any:
+        """Run the command; if an option took the next one for its value, that is the error, whatever it led to."""
+        try:
+            return super().invoke(ctx)
+        except typer.TyperException as error:
+            of_command: Any = getattr(error, "ctx", None) or ctx
+            taken = _taken_for_a_value(of_command)
+            if taken is not None:
+                of_command.fail(taken)
+            raise
+
+
+def _taken_for_a_value(context: Any) -> str | None:
+    options = [parameter for parameter in context.command.params if parameter.param_type_name == "option"]
+    valued = [name for option in options if not (option.is_flag or option.count) for name in option.opts]
+    known = [name for option in options for name in (*option.opts, *option.secondary_opts)]
+    return taken_for_a_value(context.obj or (), valued, known)
 
 
 app = typer.Typer(

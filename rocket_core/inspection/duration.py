@@ -37,7 +37,7 @@ _DIFFERENTIATING_PASSES = 6
 # Passes over what the layers of a block read and return: forward, and forward and backward with sensitivities.
 _FORWARD_PASSES, _SENSITIVITY_PASSES = 8, 28
 # Seconds for a layer of any size, in each stage: thousands of small operations. The first pass backward starts slowly.
-_PROFILE_SECONDS, _COMPRESS_SECONDS, _BACKWARD_SECONDS = 0.05, 0.01, 1.0
+_PROFILE_SECONDS, _COMPRESS_SECONDS, _BACKWARD_SECONDS = 0.025, 0.01, 1.0
 # Seconds to start, and to write a checkpoint's bytes.
 _START_SECONDS, _WRITTEN_BYTES = 1.2, 5e8
 

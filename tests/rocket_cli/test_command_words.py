@@ -2,7 +2,7 @@
 
 import pytest
 
-from rocket_cli.command_words import command_words, plain_message
+from rocket_cli.command_words import command_words, plain_message, taken_for_a_value
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,21 @@ def test_a_refusal_names_the_command(remote):
 )
 def test_a_misspelled_choice_is_answered_with_the_nearest(message, shown):
     assert plain_message(message) == shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["compress", "m", "--evaluate", "--heal", "20"], ("--evaluate", "--heal")),
+        (["compress", "m", "--evaluate", "--json"], ("--evaluate", "--json")),
+        (["compress", "m", "--evaluate", "builtin", "--heal", "20", "--json"], None),
+        (["compress", "m", "--json", "--heal", "20"], None),
+        (["compress", "m", "--evaluate", "--no-option"], None),
+        (["compress", "--evaluate"], None),
+        ([], None),
+    ],
+    ids=str,
+)
+def test_an_option_taken_for_the_value_of_another_is_found(arguments, found):
+    said = taken_for_a_value(arguments, ["--evaluate", "--heal"], ["--evaluate", "--heal", "--json"])
+    assert said == (found and f"Option '{found[0]}' needs a value, and '{found[1]}' was taken for it.")

@@ -189,6 +189,16 @@ def commands(group: typer.core.TyperGroup, *names: str) -> Iterator[tuple[str, .
             yield (*names, name)
 
 
+@pytest.mark.parametrize("more", [("--heal", "20000"), ("--benchmark",), ("--ratio", "0.3")], ids=" ".join)
+def test_an_option_without_its_value_is_named(rocket: Callable, more: tuple[str, ...]) -> None:
+    outcome = rocket("compress", "model", "out", "--evaluate", *more)
+
+    assert outcome.code == 2
+    said = " ".join(outcome.err.replace("│", " ").split())
+    assert f"Option '--evaluate' needs a value, and '{more[0]}' was taken for it." in said
+    assert "Invalid value" not in said
+
+
 def test_every_command_with_a_result_supports_json(rocket: Callable) -> None:
     # These run until they are stopped, or have only text.
     result_less = {("serve",), ("api",), ("worker",), ("help",)}
