@@ -38,6 +38,8 @@ _DIFFERENTIATING_PASSES = 6
 _FORWARD_PASSES, _SENSITIVITY_PASSES = 8, 28
 # Seconds for a layer of any size, in each stage: thousands of small operations. The first pass backward starts slowly.
 _PROFILE_SECONDS, _COMPRESS_SECONDS, _BACKWARD_SECONDS = 0.025, 0.01, 1.0
+# The same to measure and to write a layer's codes.
+_CODES_SECONDS = 0.028
 # Seconds to start, and to write a checkpoint's bytes.
 _START_SECONDS, _WRITTEN_BYTES = 1.2, 5e8
 
@@ -154,7 +156,9 @@ def _profiling(shape: Shape, config: CompressionConfig, *, shares: bool) -> Oper
 
 
 def _compressing(shape: Shape, config: CompressionConfig) -> Operations:
-    return compressing_codes(shape, config) if config.quantizes else _pruning(*shape)
+    if not config.quantizes:
+        return _pruning(*shape)
+    return compressing_codes(shape, config) + Operations(seconds=_CODES_SECONDS)
 
 
 def total_operations(
