@@ -100,7 +100,7 @@ def test_stages_have_the_parts_of_the_run_that_are_expected():
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_time_left_in_healing_follows_earlier_stages_if_it_is_counted(counted):
+def test_counted_healing_takes_the_speed_of_earlier_stages(counted):
     found = []
     callbacks = Callbacks(on_progress=found.append, should_cancel=lambda: False)
     monitor = Monitor(callbacks, Costs(torch.device("cpu"), {}), left_out=("evaluating", "benchmarking"))
