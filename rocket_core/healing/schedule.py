@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rocket_core.inspection.healing_duration import tokens_per_step
+from rocket_core.inspection.healing_duration import healing_steps, windows_per_step
 
 # The first steps of Adam move every number by the whole learning rate, whatever its gradient: about so many steps pass
 # before its second moments mean something.
@@ -38,8 +38,7 @@ class Schedule:
             length: tokens in a window.
             seed: seed of the order of windows.
         """
-        per_step = max(1, round(tokens_per_step(tokens) / length))
-        steps = max(1, round(tokens / (per_step * length)))
+        per_step, steps = windows_per_step(tokens, length), healing_steps(tokens, length)
         return cls(windows=windows, windows_per_step=per_step, steps=steps, seed=seed)
 
     def rate(self, step: int) -> float:

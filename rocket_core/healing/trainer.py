@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rocket_core.errors import NonFiniteCalibrationError
 from rocket_core.healing.divergence import divergence_sum
 from rocket_core.healing.schedule import Schedule
-from rocket_core.inspection.healing_duration import MEASUREMENTS
+from rocket_core.inspection.healing_duration import MEASURED_PASSES, STEP_PASSES, healing_measurements
 
 # Largest learning rate as a part of the root mean square of a tensor's numbers, as factors have arbitrary scales: this
 # much, and less for a model that is close to its original already. The divergence is about quadratic in what the
@@ -21,10 +21,6 @@ _RATE_PER_ROOT = 2e-2
 _BETAS = (0.9, 0.95)
 _EPSILON = 1e-12
 _LARGEST_GRADIENT = 1.0
-# Least steps from one measurement of the divergence on held-out windows to the next.
-_STEPS_BETWEEN = 4
-# Passes through a model, of which a step takes one for the original and three for the compressed one.
-_STEP_PASSES, _MEASURED_PASSES = 4, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +83,7 @@ class Trainer:
     @property
     def measured_at(self) -> list[int]:
         """Numbers of steps after which the held-out windows are read."""
-        times = max(1, min(MEASUREMENTS, self._schedule.steps // _STEPS_BETWEEN))
+        times = healing_measurements(self._schedule.steps)
         return sorted({round(self._schedule.steps * part / times) for part in range(times + 1)})
 
     @property
@@ -108,8 +104,8 @@ class Trainer:
     @property
     def done(self) -> float:
         """Done part of what all steps and measurements take, [0, 1]."""
-        step = _STEP_PASSES * self._schedule.windows_per_step
-        measured = _MEASURED_PASSES * len(self._text.held_out)
+        step = STEP_PASSES * self._schedule.windows_per_step
+        measured = MEASURED_PASSES * len(self._text.held_out)
         whole = step * self._schedule.steps + measured * len(self.measured_at)
         return (step * self.step + measured * len(self.held_out)) / whole
 

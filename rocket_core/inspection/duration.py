@@ -15,7 +15,7 @@ from rocket_core.inspection.code_duration import (
 from rocket_core.inspection.evaluation_duration import EvaluationSizes, evaluation_operations
 from rocket_core.inspection.footprint import ModelShape, Workload
 from rocket_core.inspection.healing_duration import HealingWork, healing_operations
-from rocket_core.inspection.operations import FLOAT32_BYTES, Operations
+from rocket_core.inspection.operations import FLOAT32_BYTES, Operations, activation_passes, model_products
 from rocket_core.inspection.sequential_duration import (
     following_inputs,
     refining,
@@ -83,8 +83,9 @@ def count_operations(
     found: dict[Stage, Operations] = {"preflight": Operations(seconds=_START_SECONDS)}
     if config.measures_sensitivities:
         tokens = min(work.windows, config.sensitivity_samples) * work.sequence_length
-        passes = _forward(_DIFFERENTIATING_PASSES * model.parameters * model.active_part * tokens, model)
-        passes += _over_activations(_SENSITIVITY_PASSES, model.shapes, tokens * model.active_part)
+        reached = tokens * model.active_part
+        passes = model_products(2 * _DIFFERENTIATING_PASSES * model.parameters * reached, model.itemsize)
+        passes += activation_passes(_SENSITIVITY_PASSES, model.shapes, reached)
         found["differentiating"] = passes + Operations(seconds=_BACKWARD_SECONDS)
     found["calibrating"] = sum(
         (
@@ -116,11 +117,11 @@ def _passing(model: ModelShape, index: int, tokens: int, *, sums: bool = True) -
     block, parameters = model.layers[index], model.block_parameters[min(index, len(model.block_parameters) - 1)]
     reached = tokens * model.active_part
     grams = Operations(products=2 * _gram_numbers(block) * reached) if sums else Operations()
-    return _forward(parameters * reached, model) + grams + _over_activations(_FORWARD_PASSES, block, reached)
-
-
-def _over_activations(passes: float, shapes: Sequence[Shape], tokens: float) -> Operations:
-    return Operations(memory=passes * sum(d_in + d_out for d_in, d_out in shapes) * tokens * FLOAT32_BYTES)
+    return (
+        model_products(2 * parameters * reached, model.itemsize)
+        + grams
+        + activation_passes(_FORWARD_PASSES, block, reached)
+    )
 
 
 def _following(model: ModelShape, index: int, work: Workload) -> Operations:
@@ -135,7 +136,7 @@ def _following(model: ModelShape, index: int, work: Workload) -> Operations:
     if not work.config.refine:
         return found
     parameters = model.block_parameters[min(index, len(model.block_parameters) - 1)]
-    activations = _over_activations(_SENSITIVITY_PASSES, block, step_tokens(work.tokens) * model.active_part)
+    activations = activation_passes(_SENSITIVITY_PASSES, block, step_tokens(work.tokens) * model.active_part)
     return found + refining(
         parameters, activations, layers=len(block), tokens=work.tokens, active_part=model.active_part
     )
@@ -178,11 +179,6 @@ def layer_parts(shapes: Sequence[Shape], *, compressing: bool) -> list[float]:
     each = [_pruning(*shape) if compressing else _pruning_and_looking(shape, shares=True) for shape in shapes]
     ends = list(itertools.accumulate((part.duration(NOMINAL_SPEED) for part in each), initial=0.0))
     return [end / ends[-1] for end in ends] if shapes else [1.0]
-
-
-def _forward(terms: float, model: ModelShape) -> Operations:
-    """Return the operations of products on which no error depends, in the dtype of the checkpoint."""
-    return Operations(rough_products=2 * terms) if model.itemsize < FLOAT32_BYTES else Operations(products=2 * terms)
 
 
 def _gram_numbers(block: Sequence[Shape]) -> int:

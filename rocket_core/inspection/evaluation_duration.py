@@ -14,7 +14,7 @@ from rocket_core.config import BUILTIN_DATASET, CompressionConfig
 from rocket_core.inspection.dataset_names import LOCAL_SUFFIXES
 from rocket_core.inspection.footprint import ModelShape, positions
 from rocket_core.inspection.healing_footprint import vocabulary
-from rocket_core.inspection.operations import FLOAT32_BYTES, Operations
+from rocket_core.inspection.operations import FLOAT32_BYTES, Operations, activation_passes, model_products
 from rocket_core.inspection.preconditions import window_length
 
 _MODELS = 2
@@ -95,20 +95,14 @@ def evaluation_operations(model: ModelShape, sizes: EvaluationSizes) -> Operatio
         sizes: the sizes of the evaluation.
     """
     read = sizes.windows * sizes.length + sizes.answer_tokens
-    products = 2.0 * read * _passed_parameters(model, sizes)
-    wide = Operations(products=products)
-    dense = wide if model.itemsize == FLOAT32_BYTES else Operations(rough_products=products)
     predicted = sizes.windows * sizes.stride + sizes.answer_tokens
-    activations = sum(d_in + d_out for d_in, d_out in model.shapes) * read * model.active_part
-    passes = _MODELS * _FORWARD_PASSES * activations + _LOGIT_PASSES * predicted * sizes.vocabulary
-    passes += _MODELS * (_WEIGHT_PASSES * model.parameters + sizes.answer_tokens * _passed_parameters(model, sizes))
-    blocks = len(model.block_parameters)
+    blocks, passed = len(model.block_parameters), model.passed_parameters(sizes.vocabulary)
+    products = model_products(2 * read * passed, model.itemsize)
+    products += Operations(products=2 * read * passed) if sizes.in_float32 else products
     attention = _MODELS * _ATTENTION * read * sizes.length * model.hidden_size * blocks
+    weights = _WEIGHT_PASSES * model.parameters + sizes.answer_tokens * passed
+    numbers = _LOGIT_PASSES * predicted * sizes.vocabulary + _MODELS * weights
     seconds = _MODELS * (_LOAD_SECONDS + _TOKEN_SECONDS * blocks * sizes.answer_tokens)
-    both = dense + (wide if sizes.in_float32 else dense)
-    return both + Operations(products=attention, memory=passes * FLOAT32_BYTES, seconds=seconds)
-
-
-def _passed_parameters(model: ModelShape, sizes: EvaluationSizes) -> float:
-    """Return the parameters that each token is multiplied with: those of all blocks, and the head."""
-    return sum(model.block_parameters) * model.active_part + sizes.vocabulary * model.hidden_size
+    activations = activation_passes(_MODELS * _FORWARD_PASSES, model.shapes, read * model.active_part)
+    others = Operations(products=attention, memory=numbers * FLOAT32_BYTES, seconds=seconds)
+    return products + activations + others

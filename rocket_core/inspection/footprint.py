@@ -94,6 +94,10 @@ class ModelShape:
         """`(d_in, d_out)` of all selected layers."""
         return [shape for block in self.layers for shape in block]
 
+    def passed_parameters(self, vocabulary: int) -> float:
+        """Return the parameters that a token is multiplied with: those of all blocks, and a head of so many logits."""
+        return sum(self.block_parameters) * self.active_part + vocabulary * self.hidden_size
+
     @property
     def other_bytes(self) -> int:
         """Bytes in an artifact of all parameters other than the selected layers."""

@@ -12,7 +12,7 @@ from typing import Any, Self
 from rocket_core.config import CompressionConfig
 from rocket_core.inspection.footprint import ModelShape, positions
 from rocket_core.inspection.healing_footprint import HealingSizes, batch_windows, vocabulary
-from rocket_core.inspection.operations import FLOAT32_BYTES, Operations
+from rocket_core.inspection.operations import FLOAT32_BYTES, Operations, activation_passes
 from rocket_core.inspection.preconditions import window_length
 
 # Steps are what an optimizer needs; batches are no larger than it takes to have this many of them.
@@ -25,15 +25,17 @@ _HELD_OUT_PART = 0.1
 _HELD_OUT_FOR_EACH_READ = 0.25
 MOST_HELD_OUT = 32
 """Most windows that are held out."""
-MEASUREMENTS = 10
-"""How often the divergence on held-out windows is measured at most, in addition to the beginning."""
-# Products of a weight for each token: of the original forward, of the compressed model forward and backward, and once
-# more forward where blocks run again.
-_FORWARD, _STEP_PRODUCTS, _AGAIN = 2, 4, 1
+# How often the divergence on held-out windows is measured at most, in addition to the beginning, and steps between.
+_MEASUREMENTS, _STEPS_BETWEEN = 10, 4
+MEASURED_PASSES, STEP_PASSES = 2, 4
+"""Passes through a model, each of one product of a weight for a token: of a measurement, one for each model, and of a
+step, which goes through the compressed one forward and backward."""
+# One more of a step where blocks run again.
+_AGAIN = 1
 # Passes over the activations of the layers and over the logits, for a step and for a measurement, and over what is
 # trained for a step of the optimizer.
-_STEP_PASSES, _STEP_LOGIT_PASSES = 16, 25
-_MEASURED_PASSES, _MEASURED_LOGIT_PASSES = 6, 12
+_STEP_ACTIVATION_PASSES, _STEP_LOGIT_PASSES = 16, 25
+_MEASURED_ACTIVATION_PASSES, _MEASURED_LOGIT_PASSES = 6, 12
 _TRAINED_PASSES = 30
 # Operations of attention for each token, hidden unit and token of its window, for each product of a weight.
 _ATTENTION = 5
@@ -80,24 +82,36 @@ class HealingWork:
         length = window_length(positions(settings), config.calibration.sequence_length)
         read = math.ceil(tokens / length)
         sizes = HealingSizes.of(model, vocabulary(settings, model))
+        windows, steps = windows_per_step(tokens, length), healing_steps(tokens, length)
         return cls(
-            steps=max(1, round(tokens / tokens_per_step(tokens))),
-            tokens=tokens,
+            steps=steps,
+            tokens=steps * windows * length,
             held_out_tokens=held_out_windows(read + MOST_HELD_OUT, read) * length,
             length=length,
             vocabulary=sizes.vocabulary,
             trained=sizes.trained,
-            recomputes=sizes.recomputes(length * batch_windows(sizes.vocabulary, length)),
+            recomputes=sizes.recomputes(length * min(windows, batch_windows(sizes.vocabulary, length))),
         )
 
 
-def tokens_per_step(tokens: int) -> float:
-    """Return how many tokens a step of healing reads, before it is rounded to windows.
+def windows_per_step(tokens: int, length: int) -> int:
+    """Return how many windows a step of healing reads.
 
     Args:
         tokens: tokens that all steps read.
+        length: tokens in a window.
     """
-    return min(max(tokens / _STEPS, _LEAST_TOKENS_PER_STEP), _MOST_TOKENS_PER_STEP)
+    return max(1, round(min(max(tokens / _STEPS, _LEAST_TOKENS_PER_STEP), _MOST_TOKENS_PER_STEP) / length))
+
+
+def healing_steps(tokens: int, length: int) -> int:
+    """Return the number of steps, at least 1; the arguments are as above."""
+    return max(1, round(tokens / (windows_per_step(tokens, length) * length)))
+
+
+def healing_measurements(steps: int) -> int:
+    """Return how often the divergence on held-out windows is measured, at least 1, after the one at the beginning."""
+    return max(1, min(_MEASUREMENTS, steps // _STEPS_BETWEEN))
 
 
 def held_out_windows(windows: int, read: int) -> int:
@@ -118,16 +132,14 @@ def healing_operations(model: ModelShape, work: HealingWork) -> Operations:
         model: the model's sizes.
         work: what is read.
     """
-    measured = work.held_out_tokens * (1 + min(MEASUREMENTS, work.steps))
-    products = (_STEP_PRODUCTS + (_AGAIN if work.recomputes else 0)) * work.tokens + _FORWARD * measured
-    passed = sum(model.block_parameters) * model.active_part + work.vocabulary * model.hidden_size
+    measured = work.held_out_tokens * (1 + healing_measurements(work.steps))
+    products = (STEP_PASSES + (_AGAIN if work.recomputes else 0)) * work.tokens + MEASURED_PASSES * measured
     attention = _ATTENTION * work.length * model.hidden_size * len(model.block_parameters)
-    activations = sum(d_in + d_out for d_in, d_out in model.shapes) * model.active_part
-    passes = work.tokens * (_STEP_PASSES * activations + _STEP_LOGIT_PASSES * work.vocabulary)
-    passes += measured * (_MEASURED_PASSES * activations + _MEASURED_LOGIT_PASSES * work.vocabulary)
-    passes += work.steps * _TRAINED_PASSES * work.trained
-    return Operations(
-        products=products * (2 * passed + attention),
-        memory=passes * FLOAT32_BYTES,
+    numbers = (work.tokens * _STEP_LOGIT_PASSES + measured * _MEASURED_LOGIT_PASSES) * work.vocabulary
+    numbers += work.steps * _TRAINED_PASSES * work.trained
+    reached = (work.tokens * _STEP_ACTIVATION_PASSES + measured * _MEASURED_ACTIVATION_PASSES) * model.active_part
+    return activation_passes(1, model.shapes, reached) + Operations(
+        products=products * (2 * model.passed_parameters(work.vocabulary) + attention),
+        memory=numbers * FLOAT32_BYTES,
         seconds=_LOAD_SECONDS + _CALL_SECONDS * len(model.block_parameters) * work.steps,
     )

@@ -1,7 +1,9 @@
 """What the time of a computation depends on. Loads no torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rocket_core.budget import Shape
 from rocket_core.system.machine_speed import MachineSpeed
 
 FLOAT32_BYTES = 4
@@ -46,3 +48,26 @@ class Operations:
         """Return the seconds on a machine."""
         busy = self.products / speed.products + self.rough_products / speed.rough_products + self.memory / speed.memory
         return self.seconds + busy
+
+
+def model_products(operations: float, itemsize: int) -> Operations:
+    """Return the operations of products that a model computes, in the dtype of its checkpoint.
+
+    Args:
+        operations: their number.
+        itemsize: bytes of a number in that dtype.
+    """
+    if itemsize < FLOAT32_BYTES:
+        return Operations(rough_products=operations)
+    return Operations(products=operations)
+
+
+def activation_passes(passes: float, shapes: Sequence[Shape], tokens: float) -> Operations:
+    """Return the operations of passes over what layers read and return.
+
+    Args:
+        passes: their number.
+        shapes: `(d_in, d_out)` of the layers.
+        tokens: tokens that each layer reads.
+    """
+    return Operations(memory=passes * sum(d_in + d_out for d_in, d_out in shapes) * tokens * FLOAT32_BYTES)
