@@ -53,7 +53,7 @@ SLOW = (
     "tests/app/services/test_admission.py",
     "tests/app/services/test_judge_process.py",
     "tests/app/shared/storage/",
-    "tests/app/shared/test_confinement.py",
+    "tests/app/shared/confinement/",
     "tests/app/shared/test_fork_server.py",
     "tests/app/shared/test_relay.py",
     "tests/app/test_hostile_models.py",

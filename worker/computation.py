@@ -4,6 +4,7 @@ import math
 import resource
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from logging import ERROR, getLogger
 from typing import TYPE_CHECKING, get_args
 
 from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors, mask_secret
@@ -58,6 +59,8 @@ def start_logging(logging: Logging, token: str | None) -> None:
     if token is not None:
         mask_secret(token)
     configure_logging(Settings(log_level=logging.level, log_format=logging.format), None, **logging.fields)
+    # It warns of each file whose mode it may not set; files have the mode that it would set.
+    getLogger("huggingface_hub.file_download").setLevel(ERROR)
     log_uncaught_errors()
 
 

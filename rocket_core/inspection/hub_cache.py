@@ -195,7 +195,8 @@ def _hold(repository: Path) -> None:
         # It is not removed in the meantime: removal needs the lock of the cache, which this process holds.
         lock(descriptor, shared=True, wait=True)
         _held[repository] = descriptor
-    os.utime(file)
+    # By its descriptor: a confined process cannot set the times of a path.
+    os.utime(_held[repository])
 
 
 def _is_held_here_alone(repository: Path) -> bool:

@@ -1,6 +1,7 @@
 """The process of one model, seen from the measurement."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,7 +54,9 @@ class Child:
         self._answers, target = Pipe(duplex=False)
         with source, target:
             descriptors = (source.fileno(), target.fileno())
-            # Its own process group, because Ctrl-C is a matter of this process.
+            # Ctrl-C is a matter of this process. The child inherits the mask; a group of its own would let it outlive
+            # the job that it belongs to.
+            unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter, module and arguments
                 [sys.executable, "-P", "-c", _PROGRAM, _PACKAGE, *map(str, descriptors)],
                 env=os.environ | environment,
@@ -61,8 +64,8 @@ class Child:
                 stdout=self._errors,
                 stderr=self._errors,
                 pass_fds=descriptors,
-                process_group=0,
             )
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
     def __enter__(self) -> Self:
         return self

@@ -1,18 +1,23 @@
 """A sandbox for this process: named files only, without network and without a way to gain privileges.
 
 Landlock restricts files, and also keeps the process from tracing processes outside, and so from reading their
-environment; seccomp refuses new sockets. Neither needs root, and both apply to everything that the process starts.
+environment; seccomp refuses system calls. Neither needs root, and both apply to everything that the process starts.
 """
 
+import json
+import logging
 import os
+import socket
+import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from app.shared.confinement import kernel
-from app.shared.confinement.system_calls import can_filter, end_connections, refuse_calls
+from app.shared.confinement.system_calls import end_connections, refuse_calls
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE = 1 << 4, 1 << 5
@@ -55,11 +60,14 @@ _SYSTEM = (
 )
 _READABLE_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 # Accelerators are driven by writing to their devices.
-_WRITABLE_DEVICES = ("/dev/null", "/dev/nvidia*", "/dev/nvidia-caps", "/dev/dri", "/dev/kfd")
+_ACCELERATORS = ("dev/nvidia*", "dev/nvidia-caps", "dev/dri", "dev/kfd")
 # The folder of this project's packages; an editable install does not have them on the path.
 _PROJECT = Path(__file__).resolve().parents[3]
-# Semaphores of Python and of OpenMP.
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - not used for temporary files
+# A process that enters the sandbox and reports what holds.
+_TRIAL = "from app.shared.confinement import sandbox; sandbox.report_trial()"
+_TRIAL_SECONDS = 30.0
+_NOWHERE = "/proc/nowhere"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,78 +85,144 @@ class Sandbox:
     network: bool = False
 
 
+class SandboxError(Exception):
+    """A part of the sandbox that is required is not enforced; the process must end."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Enforced:
-    """The parts of a sandbox that the kernel enforces.
+    """The parts of a sandbox that hold, as tried in the process itself.
 
     Attributes:
         privileges: no privileges can be gained.
-        files: only files of the sandbox can be opened, and no outside process can be traced or signalled.
-        network: no socket can be opened; also False if the sandbox allows it.
+        files: only files of the sandbox can be opened, and no outside process can be traced.
+        calls: only system calls that computing needs can be made; no socket can be opened unless the sandbox allows it.
     """
 
     privileges: bool
     files: bool
-    network: bool
+    calls: bool
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Names of what is not enforced."""
-        named = {"privileges": self.privileges, "files": self.files, "network": self.network}
+        named = {"privileges": self.privileges, "files": self.files, "system calls": self.calls}
         return tuple(name for name, is_enforced in named.items() if not is_enforced)
 
 
+@cache
 def supported() -> Enforced:
-    """Return what this system could enforce, without changing anything."""
-    is_linux = sys.platform == "linux"
-    return Enforced(privileges=is_linux, files=kernel.landlock_version() > 0, network=can_filter())
+    """Return what this system enforces, as tried once in a separate process.
+
+    A kernel that has Landlock and seccomp may still refuse them, for example under the filter of a container.
+    """
+    try:
+        trial = subprocess.run(  # noqa: S603 - our own interpreter and code
+            [sys.executable, "-P", "-c", _TRIAL],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join((str(_PROJECT), *sys.path))},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TRIAL_SECONDS,
+            check=True,
+        )
+        return Enforced(**json.loads(trial.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
+        _log.warning("cannot try the confinement of processes: %s", error)
+        return Enforced(privileges=False, files=False, calls=False)
 
 
-def enter_sandbox(sandbox: Sandbox) -> Enforced:
+def report_trial() -> None:
+    """Enter a sandbox, and print what holds."""
+    sys.stdout.write(json.dumps(asdict(enter_sandbox(Sandbox()))))
+
+
+def enter_sandbox(sandbox: Sandbox, *, required: bool = False) -> Enforced:
     """Confine this process, and everything that it starts, irrevocably.
 
     Call it while the process has one thread: files are restricted for the calling thread and those that it starts.
     Paths that do not exist are skipped. Open files stay usable.
 
+    Args:
+        sandbox: what it may still use.
+        required: whether every part must hold.
+
     Raises:
         OSError: the kernel has Landlock and refuses the rules.
+        SandboxError: a required part does not hold.
     """
-    privileges = kernel.give_up_privileges()
-    files = privileges and _restrict_files(sandbox)
-    filtered = privileges and refuse_calls(network=not sandbox.network)
-    return Enforced(privileges=privileges, files=files, network=filtered and not sandbox.network)
+    if kernel.give_up_privileges():
+        version = kernel.landlock_version()
+        if version > 0:
+            _restrict_files(sandbox, version)
+        refuse_calls(network=not sandbox.network, signals=_SIGNALS & _known(_SCOPES_SINCE, version) == 0)
+    enforced = Enforced(
+        privileges=kernel.has_given_up_privileges(),
+        files=_is_refused(lambda: os.listdir("/")),
+        calls=_is_refused(lambda: os.truncate(_NOWHERE, 0)) and (sandbox.network or _is_refused(_open_socket)),
+    )
+    if required and enforced.missing:
+        raise SandboxError(f"the system does not restrict {', '.join(enforced.missing)} of this process")
+    return enforced
 
 
-def close_network() -> bool:
-    """End all connections of this process and refuse new sockets in all its threads, irrevocably.
+def close_network(*, required: bool = False) -> bool:
+    """End all connections of this confined process and refuse new sockets in all its threads, irrevocably.
+
+    Args:
+        required: whether it must hold.
 
     Returns:
-        Whether the kernel enforces it.
+        Whether it holds.
+
+    Raises:
+        SandboxError: it is required and does not hold.
     """
-    if not (kernel.give_up_privileges() and refuse_calls(network=True)):
-        return False
+    refuse_calls(network=True, signals=False)
     end_connections()
-    return True
+    is_closed = _is_refused(_open_socket)
+    if required and not is_closed:
+        raise SandboxError("the system does not refuse this process the network")
+    return is_closed
 
 
-def _restrict_files(sandbox: Sandbox) -> bool:
-    version = kernel.landlock_version()
-    if version == 0:
+def programs() -> tuple[Path, ...]:
+    """Return the files and folders of programs, libraries and system information."""
+    return (*map(Path, _SYSTEM), *_interpreter())
+
+
+def accelerators() -> tuple[Path, ...]:
+    """Return the devices of accelerators."""
+    return tuple(path for pattern in _ACCELERATORS for path in Path("/").glob(pattern))
+
+
+def _is_refused(action: Callable[[], object]) -> bool:
+    try:
+        action()
+    except PermissionError:
+        return True
+    except OSError:
         return False
+    return False
+
+
+def _open_socket() -> None:
+    socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close()
+
+
+def _restrict_files(sandbox: Sandbox, version: int) -> None:
     handled = _known(_FILES_SINCE, version)
     network = 0 if sandbox.network else _known(_NETWORK_SINCE, version)
     ruleset = kernel.create_ruleset(handled, network, _known(_SCOPES_SINCE, version))
     try:
-        _allow(ruleset, (*map(Path, _SYSTEM), *_interpreter()), handled & (_READ | _EXECUTE))
+        _allow(ruleset, programs(), handled & (_READ | _EXECUTE))
         _allow(ruleset, map(Path, _READABLE_DEVICES), handled & _READ)
-        devices = [path for pattern in _WRITABLE_DEVICES for path in Path("/").glob(pattern.lstrip("/"))]
-        _allow(ruleset, (*devices, Path(_SHARED_MEMORY)), handled & (_WRITE | _IOCTL_DEV))
+        _allow(ruleset, (Path("/dev/null"), *accelerators()), handled & (_WRITE | _IOCTL_DEV))
         _allow(ruleset, sandbox.readable, handled & _READ)
         _allow(ruleset, sandbox.writable, handled & _WRITE)
         kernel.restrict_self(ruleset)
     finally:
         os.close(ruleset)
-    return True
 
 
 def _known(since: dict[int, int], version: int) -> int:

@@ -16,7 +16,11 @@ from app.shared.settings.model import PREFIX, Settings, variable_of
 _FOREIGN_VARIABLES = frozenset({"ROCKET_SERVER", "ROCKET_API_KEY"})
 _FOREIGN_PREFIXES = ("ROCKET_TEST_", "ROCKET_REQUIRE_")
 # Settings by their old variables, which are accepted for one more release.
-_RENAMED = {"ROCKET_RING_SECONDS": "notify_seconds", "ROCKET_KEPT_PROFILES_BYTES": "profile_cache_bytes"}
+_RENAMED = {
+    "ROCKET_JOB_ISOLATION": "isolation",
+    "ROCKET_KEPT_PROFILES_BYTES": "profile_cache_bytes",
+    "ROCKET_RING_SECONDS": "notify_seconds",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -229,10 +229,11 @@ class Settings(BaseSettings):
         default="1200/minute", description="requests of a tenant, or of an address if no API keys exist"
     )
     submit_rate_limit: str = Field(default="120/minute", description="jobs, estimates and uploads of a tenant")
-    job_isolation: Literal["auto", "required"] = Field(
+    isolation: Literal["auto", "required", "bubblewrap", "landlock", "container"] = Field(
         default="auto",
-        description="confine the processes that read models to their files, without a network: `auto` as far as the "
-        "system supports it; with `required`, workers refuse to run where it does not",
+        description="how the processes that read models are confined: `bubblewrap`, `landlock`, or, in a container of "
+        "its own, `container`; `auto` takes the strongest that works here, and a worker warns of what the system does "
+        "not restrict; with `required`, or if one is named, it refuses to run instead",
     )
     preload_library: bool = Field(
         default=True,

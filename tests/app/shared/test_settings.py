@@ -75,7 +75,7 @@ def test_every_setting_is_read_from_its_variable(monkeypatch, tmp_path):
         "ROCKET_MAX_PROFILES": "7",
         "ROCKET_RATE_LIMIT": "7/second",
         "ROCKET_SUBMIT_RATE_LIMIT": "7/second",
-        "ROCKET_JOB_ISOLATION": "required",
+        "ROCKET_ISOLATION": "required",
         "ROCKET_PRELOAD_LIBRARY": "false",
         "ROCKET_MAX_JOB_MEMORY_BYTES": "2147483648",
         "ROCKET_METRICS_PORT": "7",

@@ -4,44 +4,18 @@ import resource
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-import app
 from app.shared.confinement import MemoryGroup, supported
+from tests.app.shared.confinement.confined_program import ROOT, run
 
-ROOT = Path(app.__file__).parents[1]
 CONTENT = "the service's secret"
 
 needs_landlock = pytest.mark.skipif(not supported().files, reason="this kernel has no Landlock")
-needs_seccomp = pytest.mark.skipif(not supported().network, reason="this system has no seccomp")
-
-PRELUDE = """
-import os, socket, sys, threading, time
-from pathlib import Path
-from app.shared.confinement import Sandbox, close_network, enter_sandbox, limit_memory
-
-def attempt(action):
-    try:
-        return action()
-    except OSError as error:
-        return type(error).__name__
-"""
-
-
-def run(code, *arguments, **options):
-    """Return the lines that a program prints which confines itself."""
-    command = [sys.executable, "-P", "-c", PRELUDE + textwrap.dedent(code), *map(str, arguments)]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"} | options.pop("env", {})
-    result = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=180, env=environment, **options
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.splitlines()
+needs_seccomp = pytest.mark.skipif(not supported().calls, reason="this system has no seccomp")
 
 
 @pytest.fixture
@@ -143,17 +117,6 @@ def test_no_socket_can_be_opened_without_network(family):
     print(other.recv(100).decode())
     """
     assert run(code, family) == ["PermissionError", "a pair is no way out"]
-
-
-@needs_seccomp
-def test_io_uring_does_not_bypass_the_sandbox():
-    code = """
-    import ctypes
-    enter_sandbox(Sandbox(network=True))
-    libc = ctypes.CDLL(None, use_errno=True)
-    print(libc.syscall(425, 8, ctypes.create_string_buffer(120)), ctypes.get_errno())
-    """
-    assert run(code) == ["-1 13"]
 
 
 @pytest.fixture
