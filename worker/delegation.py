@@ -212,7 +212,8 @@ class Delegation:
     def _started(self, program: Sequence[str], environment: Mapping[str, str]) -> Child:
         try:
             return self._launch(program, environment, self._name)
-        except OSError as error:
+        # A thread that cannot be started, for its output, is a RuntimeError.
+        except (OSError, RuntimeError) as error:
             _log.error("cannot start a process of the job: %s", error)
             raise ReportedError(lost("the job's process could not be started; see the worker's log")) from None
 
