@@ -1,7 +1,6 @@
 """Running the library for a job's attempt, with its callbacks turned into messages."""
 
 import math
-import resource
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from logging import ERROR, getLogger
@@ -11,7 +10,7 @@ from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_er
 from app.shared.settings import Settings
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.errors import CompressionCancelledError, InsufficientMemoryError
+from rocket_core.errors import CompressionCancelledError
 from rocket_core.inspection.hub import HubAccess
 from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import StageReport
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from rocket_core.checkpoint import ModelSource
     from rocket_core.pipeline import Progress
 
-# Memory for unwinding and reporting the error once memory has run out.
-_RESERVE_BYTES = 2**28
 _MAX_SECONDS = 1e9
 
 
@@ -71,7 +68,6 @@ class Computation:
         channel: connection to the attempt.
         request: what to compute.
         should_cancel: called at every step; True ends the run.
-        limit_memory: sets the memory limit of this process.
         close_network: called when the Hub is no longer needed.
     """
 
@@ -81,13 +77,11 @@ class Computation:
         request: ComputeRequest,
         *,
         should_cancel: Callable[[], bool],
-        limit_memory: Callable[[int], None],
         close_network: Callable[[], object],
     ) -> None:
         self._channel = channel
         self._request = request
         self._should_cancel = should_cancel
-        self._limit_memory = limit_memory
         self._close_network = close_network
         # Loads at the same time as torch.
         self._meter = EnergyMeter() if request.measure_energy else None
@@ -110,27 +104,21 @@ class Computation:
 
         # This process writes a log. Disabled before transformers is imported, which checks the setting only then.
         disable_progress_bars()
-        try:
-            with self._meter or nullcontext():
-                with no_collection(lasting=True):
-                    import rocket_core.pipeline  # noqa: F401
-                adopt_loggers()
-                match self._request.task:
-                    case "compression":
-                        self._compress()
-                    case "profile":
-                        self._profile()
-                    case "healing":
-                        self._heal()
-                    case "evaluation":
-                        self._evaluate()
-                    case "export":
-                        self._export()
-        except (MemoryError, InsufficientMemoryError):
-            limit, _hard = resource.getrlimit(resource.RLIMIT_DATA)
-            if limit != resource.RLIM_INFINITY:
-                self._limit_memory(limit + _RESERVE_BYTES)
-            raise
+        with self._meter or nullcontext():
+            with no_collection(lasting=True):
+                import rocket_core.pipeline  # noqa: F401
+            adopt_loggers()
+            match self._request.task:
+                case "compression":
+                    self._compress()
+                case "profile":
+                    self._profile()
+                case "healing":
+                    self._heal()
+                case "evaluation":
+                    self._evaluate()
+                case "export":
+                    self._export()
 
     def _compress(self) -> None:
         from rocket_core.pipeline import ProfileCache, compress
@@ -278,7 +266,4 @@ class Computation:
     def _insist(self, message: Message) -> None:
         """Send a message and wait until it is in the database."""
         self._channel.send(message)
-        answer = self._channel.receive(ACKNOWLEDGED)
-        assert answer is not None
-        if answer.memory_bytes is not None:
-            self._limit_memory(answer.memory_bytes)
+        self._channel.receive(ACKNOWLEDGED)

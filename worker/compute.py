@@ -18,7 +18,7 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from app.shared.confinement import close_network, limit_memory
+from app.shared.confinement import close_network
 from worker.channel import Channel
 from worker.confinement import enter_confinement
 from worker.process import die_with, set_on_sigterm
@@ -40,9 +40,7 @@ def run(channel: Channel) -> None:
     from worker.computation import Computation, receive_request
 
     request = receive_request(channel)
-    Computation(
-        channel, request, should_cancel=stop.is_set, limit_memory=limit_memory, close_network=close_network
-    ).run()
+    Computation(channel, request, should_cancel=stop.is_set, close_network=close_network).run()
 
 
 def connect(arguments: Sequence[str] | None = None) -> Channel:

@@ -190,13 +190,10 @@ class Delegation:
             child = self._started(program, environment)
             try:
                 if child.pid is not None:
-                    memory.add(child.pid)
+                    memory.add(child.pid, is_raised=conversation is not None)
                 child.channel.send(
                     Confinement(
-                        readable=(*named_paths(environment), *readable),
-                        writable=(*own, *writable),
-                        network=network,
-                        memory_bytes=memory.base_bytes,
+                        readable=(*named_paths(environment), *readable), writable=(*own, *writable), network=network
                     )
                 )
                 child.channel.send(request)
@@ -215,7 +212,8 @@ class Delegation:
     def _started(self, program: Sequence[str], environment: Mapping[str, str]) -> Child:
         try:
             return self._launch(program, environment, self._name)
-        except OSError as error:
+        # A thread that cannot be started, for its output, is a RuntimeError.
+        except (OSError, RuntimeError) as error:
             _log.error("cannot start a process of the job: %s", error)
             raise ReportedError(lost("the job's process could not be started; see the worker's log")) from None
 
@@ -257,11 +255,11 @@ class _Conversation:
         self._fail = fail
         self._stage = 0
         self._points = 0
+        self._has_required = False
         self.memory: MemoryLimit | None = None
 
     def handle(self, message: FromCompute, child: Child) -> bool:
         """Write what a message reports, and answer it; return whether the process has finished."""
-        answer = Acknowledged()
         match message:
             case Advanced():
                 self._advance(message)
@@ -271,8 +269,7 @@ class _Conversation:
             case Failed():
                 self._fail(message)
             case Required():
-                assert self.memory is not None
-                answer = Acknowledged(memory_bytes=self.memory.raise_for(message.memory_bytes))
+                self._require(message.memory_bytes)
             case LayerProfiled():
                 self._writer.on_profile(message.position, message.profile)
             case ModelProfiled():
@@ -285,8 +282,16 @@ class _Conversation:
                 self._writer.on_costs(message.stages)
             case Evaluated():
                 self._writer.on_evaluated(message.report)
-        child.channel.send(answer)
+        child.channel.send(Acknowledged())
         return False
+
+    def _require(self, memory_bytes: int) -> None:
+        # Weights have not been read yet, so this is the number that the library computes from headers.
+        if self._has_required or self._stage > STAGES.index("preflight"):
+            raise ChannelError("requirements that are reported twice, or after the run has started")
+        self._has_required = True
+        assert self.memory is not None
+        self.memory.raise_for(memory_bytes)
 
     def _heal(self, point: HealingPoint) -> None:
         # Each point is an event of the job; this limits their number.

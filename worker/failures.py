@@ -6,6 +6,7 @@ error                                     outcome of the job
 errors of the library, memory, disk       fails: a retry would fail as well
 network, database, a folder still in use  retried while attempts are left
 a process that was killed or crashed      retried while attempts are left
+no process or thread can be started       retried while attempts are left
 anything else                             fails with `internal_error`; the traceback is logged
 ========================================  ==============================================
 """
@@ -101,7 +102,8 @@ def failure_of(
 
 def reported(code: str, message: str) -> JobError:
     """Return the error that a process of the job sent; it is untrusted, so unknown codes become internal errors."""
-    known = {kind.code: kind.retryable for kind in _kinds(RocketError)} | {DiskFullError.code: DiskFullError.retryable}
+    known = {kind.code: kind.retryable for kind in _kinds(RocketError)}
+    known |= {DiskFullError.code: DiskFullError.retryable, WorkerLostError.code: True}
     if code in known and code != CompressionCancelledError.code:
         return JobError(code=code, message=message, retryable=known[code])
     return internal_error()
@@ -152,6 +154,10 @@ def _describe(error: Exception, stage: str | None, layer: str | None, hidden: Ma
             _log.warning("the job failed: out of memory", exc_info=error)
             code, retryable = InsufficientMemoryError.code, False
             message = _OUT_OF_MEMORY
+        case _ if _lacks_processes(error):
+            _log.warning("the job failed: no process or thread can be started", exc_info=error)
+            code, retryable = WorkerLostError.code, True
+            message = "the worker's machine has too many processes; raise the limit on them if this happens again"
         case OSError() if is_disk_full(error):
             _log.warning("the job failed: the disk is full: %s", error)
             code, retryable = DiskFullError.code, False
@@ -174,6 +180,12 @@ def _is_out_of_memory(error: Exception) -> bool:
             return "can't allocate memory" in str(error)
         case _:
             return False
+
+
+def _lacks_processes(error: Exception) -> bool:
+    # Python has no exception class for threads that cannot be started.
+    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    return no_thread or (isinstance(error, OSError) and error.errno == errno.EAGAIN)
 
 
 def _without_folders(message: str, hidden: Mapping[str, str]) -> str:

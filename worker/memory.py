@@ -1,13 +1,15 @@
-"""Memory limit of the process that computes."""
+"""Memory limits of the processes of an attempt, set by the attempt alone."""
 
 import logging
 import os
+import resource
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 from app.shared.confinement import MemoryGroup
 from rocket_core.errors import InsufficientMemoryError
-from rocket_core.system.machine import gibibytes
+from rocket_core.system.machine import gibibytes, machine_memory
 
 # The interpreter, torch and transformers, a tokenizer, and the calibration text: everything loaded before the
 # requirement is known. Each thread reserves memory for its stack and its heap.
@@ -28,7 +30,9 @@ def group_name(fence: str) -> str:
 
 
 class MemoryLimit:
-    """Memory limit of one process: the limit that it sets for itself, and a control group where one can be created.
+    """Memory limit of one process: on what it reserves, and on what it uses where a control group can be created.
+
+    The attempt sets both, and lowers the hard limit to the soft one, so that the process can raise neither.
 
     Args:
         name: unique name of the control group.
@@ -40,28 +44,29 @@ class MemoryLimit:
         self._cap = cap
         driver = _DRIVER_BYTES if accelerated and _has_accelerator() else 0
         self._base = self._capped(_BASE_BYTES + _THREAD_BYTES * (os.cpu_count() or 1) + driver)
+        self._machine = machine_memory()
         self._group = MemoryGroup.try_create(name, self._base)
+        self._pid: int | None = None
 
-    @property
-    def base_bytes(self) -> int:
-        """The limit until the requirement is known."""
-        return self._base
-
-    def add(self, pid: int) -> None:
-        """Put a process into the group."""
-        if self._group is not None:
-            # A process that has already ended closes its channel, which is noticed there.
-            with suppress(ProcessLookupError):
-                self._group.add(pid)
-
-    def raise_for(self, memory_bytes: int) -> int:
-        """Raise the limit for a run.
+    def add(self, pid: int, *, is_raised: bool) -> None:
+        """Limit a process until its requirement is known.
 
         Args:
-            memory_bytes: estimated requirement of the run.
+            pid: its id.
+            is_raised: whether `raise_for` may be called later; no process without privileges can raise a hard limit.
+        """
+        self._pid = pid
+        # A process that has already ended closes its channel, which is noticed there.
+        with suppress(ProcessLookupError):
+            if self._group is not None:
+                self._group.add(pid)
+            _limit_data(pid, self._base, self._limit_for(self._machine) if is_raised else self._base)
 
-        Returns:
-            The new limit in bytes.
+    def raise_for(self, memory_bytes: int) -> None:
+        """Raise the limit for a run, for good.
+
+        Args:
+            memory_bytes: estimated requirement of the run, which its process reports and which may be any number.
 
         Raises:
             InsufficientMemoryError: the run needs more than any job may have.
@@ -71,13 +76,15 @@ class MemoryLimit:
                 f"the job needs about {gibibytes(memory_bytes)} of memory, and this service allows a job "
                 f"{gibibytes(self._cap)}; use fewer or shorter samples, or raise ROCKET_MAX_JOB_MEMORY_BYTES"
             )
-        limit = self._capped(self._base + _MARGIN * memory_bytes)
+        limit = self._limit_for(memory_bytes)
         if self._group is not None:
             try:
-                self._group.set_limit(limit)
+                self._group.set_limit(min(limit, self._machine))
             except OSError as error:
                 _log.warning("cannot raise the memory limit of the job's control group: %s", error)
-        return limit
+        if self._pid is not None:
+            with suppress(ProcessLookupError):
+                _limit_data(self._pid, limit, limit)
 
     def was_exceeded(self) -> bool:
         """Return whether the kernel killed a process for exceeding the limit."""
@@ -88,8 +95,23 @@ class MemoryLimit:
         if self._group is not None:
             self._group.remove()
 
+    def _limit_for(self, memory_bytes: int) -> int:
+        return self._capped(self._base + min(_MARGIN * memory_bytes, self._machine))
+
     def _capped(self, byte_count: int) -> int:
         return byte_count if self._cap is None else min(byte_count, self._cap)
+
+
+def _limit_data(pid: int, soft: int, hard: int) -> None:
+    """Limit the private memory that a process reserves for writing, used or not; Linux only.
+
+    Allocations above it fail with ENOMEM. A lower hard limit of the system still applies.
+    """
+    if sys.platform == "linux":
+        _soft, most = resource.prlimit(pid, resource.RLIMIT_DATA)
+        if most != resource.RLIM_INFINITY:
+            soft, hard = min(soft, most), min(hard, most)
+        resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
 
 
 def _has_accelerator() -> bool:

@@ -123,10 +123,7 @@ class ComputeRequest(Message):
 
 
 class Acknowledged(Message):
-    """A message has been written to the database."""
-
-    memory_bytes: Annotated[int, Field(gt=0)] | None = None
-    """the new memory limit, in answer to `Required`; None leaves it unchanged."""
+    """A message has been written to the database, or the limits of the process have been raised."""
 
 
 class Downloading(Message):
@@ -176,7 +173,7 @@ class Advanced(Message):
 
 
 class Required(Message):
-    """Estimated requirements of the run."""
+    """Estimated requirements of the run; once, before weights are read."""
 
     kind: Literal["required"] = "required"
     memory_bytes: Annotated[int, Field(ge=0, lt=2**63)]

@@ -5,6 +5,7 @@ program to run; it then differs from a process that was started as that program 
 """
 
 import importlib
+import logging
 import os
 import select
 import signal
@@ -30,6 +31,7 @@ _MODULES: Mapping[tuple[str, ...], str] = {
     PUSH_PROGRAM: "worker.push",
 }
 _MILLISECONDS = 1000
+_log = logging.getLogger(__name__)
 _LINKS = ("HOME", "TMPDIR")
 # Variables with paths of a job's own folders.
 _OWN_FOLDERS = ("HF_HOME", "HF_HUB_CACHE", *_LINKS)
@@ -115,8 +117,11 @@ class Spares:
     def __init__(self, count: int, *, unneeded: Sequence[socket.socket]) -> None:
         self._environment = {name: os.environ[name] for name in _OWN_FOLDERS}
         self._waiting: list[tuple[ForkedProcess, socket.socket, IO[bytes]]] = []
-        for _number in range(count):
-            self._waiting.append(self._fork(unneeded))
+        try:
+            for _number in range(count):
+                self._waiting.append(self._fork(unneeded))
+        except OSError as error:
+            _log.warning("no process can be forked in advance, so the job starts more slowly: %s", error)
 
     def __call__(self, program: Sequence[str], environment: Mapping[str, str], name: str) -> ChildProcess:
         """Start a program; see `worker.children.Launcher`."""

@@ -25,12 +25,12 @@ from types import TracebackType
 START_SECONDS = 60.0
 _END_SECONDS = 5.0
 MOST_DESCRIPTORS = 16
-# Message of the template about a child: its process id, later its exit code.
+# Message of the template about a child: its process id, later its exit code; or, negative, why it could not be forked.
 WORD = struct.Struct("!q")
 
 
 class ForkServerError(Exception):
-    """The template has ended or does not answer; a later request starts a new one."""
+    """The template has ended, does not answer or cannot fork; a later request starts a new one where it has ended."""
 
 
 class Child:
@@ -64,13 +64,16 @@ class Child:
             seconds: how long to wait; a new template imports its modules first.
 
         Raises:
-            ForkServerError: the template has ended, or does not answer in time.
+            ForkServerError: the template has ended, does not answer in time, or cannot fork.
         """
         if self._pid is None:
             try:
-                self._pid = self._word(seconds)
+                pid = self._word(seconds)
             except TimeoutError as error:
                 raise ForkServerError("the template process does not answer") from error
+            if pid < 0:
+                raise ForkServerError(f"cannot fork a process ({os.strerror(-pid)})")
+            self._pid = pid
         return self._pid
 
     def wait(self, seconds: float | None = None) -> int:
@@ -78,7 +81,7 @@ class Child:
 
         Raises:
             TimeoutError: it is still running.
-            ForkServerError: the template has ended, and all its children with it.
+            ForkServerError: it could not be forked, or the template has ended, and all its children with it.
         """
         if self._code is None:
             self.pid()

@@ -4,6 +4,7 @@ It has one thread and never reads its children's questions.
 """
 
 import ctypes
+import errno
 import gc
 import importlib
 import os
@@ -78,12 +79,20 @@ class Template:
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         status = socket.socket(fileno=descriptors[0])
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            # The system has no process or memory left now; the other children are unaffected.
+            pid = -(error.errno or errno.EAGAIN)
         if pid == 0:
             self._become_child(status, descriptors[1:])
         for descriptor in descriptors[1:]:
             os.close(descriptor)
         status.setblocking(False)
+        if pid < 0:
+            _tell(status, pid)
+            status.close()
+            return True
         self._children[pid] = status
         self._selector.register(status, selectors.EVENT_READ, data=pid)
         _tell(status, pid)

@@ -49,6 +49,18 @@ def free_machine_memory() -> int | None:
     return None
 
 
+def machine_memory(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:
+    """Return the bytes of memory of this machine, or of the container that this process runs in.
+
+    Args:
+        cgroups: mount point of the control groups.
+        proc: mount point of the proc file system.
+    """
+    limits = [_limit(folder) for folder in _groups("memory", cgroups, proc)]
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *(limit for limit in limits if limit is not None)])
+
+
 def usable_processors(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:
     """Return the number of processors that this process may use, by its affinity and its control groups' quotas.
 
@@ -85,16 +97,22 @@ def _groups(controller: str, cgroups: Path, proc: Path) -> list[Path]:
     return sorted(groups)
 
 
+def _limit(folder: Path) -> int | None:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        limit = _text(folder / name)
+        if limit.isdecimal() and int(limit) < _NO_LIMIT:
+            return int(limit)
+    return None
+
+
 def _left(folder: Path) -> int | None:
-    for limit_name, used_name, dropped in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        limit, used = _text(folder / limit_name), _text(folder / used_name)
-        if limit.isdecimal() and used.isdecimal() and int(limit) < _NO_LIMIT:
+    limit = _limit(folder)
+    for name, dropped in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
+        used = _text(folder / name)
+        if limit is not None and used.isdecimal():
             lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
             reclaimable = sum(int(words[1]) for words in lines if words[:1] == [dropped])
-            return max(0, int(limit) - int(used) + reclaimable)
+            return max(0, limit - int(used) + reclaimable)
     return None
 
 

@@ -10,7 +10,7 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
     WorkFolderBusyError,
 )
-from worker.failures import failure_of, log_failures
+from worker.failures import failure_of, log_failures, reported
 
 
 @pytest.fixture
@@ -64,6 +64,16 @@ def test_running_out_of_memory_is_not_retried(fail, error):
     failure = fail(error)
     assert (failure.code, failure.retryable) == ("insufficient_memory", False)
     assert "fewer" in failure.message
+
+
+@pytest.mark.parametrize("error", [BlockingIOError(11, "canary"), RuntimeError("can't start new thread")])
+def test_a_process_or_thread_too_many_is_retried(fail, error):
+    failure = fail(error)
+    assert (failure.code, failure.retryable) == ("worker_lost", True)
+    assert "processes" in failure.message
+    assert "canary" not in failure.message
+    # Also where a process of the job reports it.
+    assert reported(failure.code, failure.message).retryable
 
 
 @pytest.mark.parametrize("number", [28, 27, 122])

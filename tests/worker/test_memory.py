@@ -2,15 +2,21 @@
 
 import json
 import os
+import resource
+import sys
 
+import psutil
 import pytest
 
 from app.shared.confinement import MemoryGroup
 from rocket_core.errors import InsufficientMemoryError
+from rocket_core.system.machine import machine_memory
 from tests.sampling import sweep
 from tests.worker.test_isolation import COMPUTE, JOB
 from worker.memory import MemoryLimit, group_name
 from worker.runner import Runner
+
+settable = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of other processes cannot be set here")
 
 GIB = 2**30
 # Reached soon, and enough for all libraries.
@@ -80,6 +86,27 @@ def test_a_process_out_of_memory_fails_its_job_for_good(run, code):
     assert_out_of_memory(run(code))
 
 
+@settable
+def test_a_process_without_any_memory_left_fails_for_good(run):
+    code = """
+from worker.computation import Computation
+
+class Greedy(Computation):
+    def _compress(self):
+        held = None
+        for size in (2**24, 2**16, 2**8, 1):
+            try:
+                while True:
+                    held = held, bytearray(size)
+            except MemoryError:
+                continue
+        raise MemoryError(held)
+
+Greedy(channel, request, should_cancel=lambda: False, close_network=lambda: None).run()
+"""
+    assert_out_of_memory(run(code))
+
+
 def test_an_abort_for_another_reason_is_retried(run):
     job = run("os.abort()")
     assert job.status == "queued"
@@ -99,24 +126,115 @@ with mmap.mmap(-1, 4 * 2**30) as shared:
     assert_out_of_memory(run(code))
 
 
-def test_the_limit_follows_the_needs_of_the_run():
-    limit = MemoryLimit(f"rocket-test-{os.getpid()}", cap=None)
-    try:
-        assert limit.raise_for(10 * GIB) == limit.base_bytes + 20 * GIB
-        assert limit.base_bytes >= 4 * GIB
-    finally:
-        limit.remove()
+@pytest.fixture
+def waiting():
+    """A process that waits, and whose limits can be read."""
+    process = psutil.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
 
 
-def test_a_job_that_needs_more_than_the_maximum_is_refused():
-    limit = MemoryLimit(f"rocket-test-{os.getpid()}", cap=CAP)
+@pytest.fixture
+def limit():
+    limits = []
+
+    def limit(**options):
+        limits.append(MemoryLimit(f"rocket-test-{os.getpid()}", **options))
+        return limits[-1]
+
+    yield limit
+    for one in limits:
+        one.remove()
+
+
+def data_limits(process):
+    return process.rlimit(psutil.RLIMIT_DATA)
+
+
+@settable
+def test_the_limit_follows_the_needs_of_the_run(limit, waiting):
+    memory = limit(cap=None)
+    memory.add(waiting.pid, is_raised=True)
+    base, highest = data_limits(waiting)
+    assert 4 * GIB <= base < highest == base + machine_memory()
+    memory.raise_for(GIB)
+    assert data_limits(waiting) == (base + 2 * GIB, base + 2 * GIB)
+
+
+@settable
+def test_no_need_lifts_the_limit_above_the_machines_memory(limit, waiting):
+    memory = limit(cap=None)
+    memory.add(waiting.pid, is_raised=True)
+    base, highest = data_limits(waiting)
+    memory.raise_for(2**61)
+    assert data_limits(waiting) == (highest, highest) == (base + machine_memory(), base + machine_memory())
+
+
+@settable
+def test_a_process_that_only_transfers_cannot_raise_its_limit(limit, waiting):
+    limit(cap=CAP).add(waiting.pid, is_raised=False)
+    assert data_limits(waiting) == (CAP, CAP)
+
+
+def test_a_group_is_never_allowed_more_than_the_machine_has(limit):
+    memory = limit(cap=None)
+    if memory._group is None:
+        pytest.skip("this process may not make control groups")
+    memory.raise_for(2**61)
+    allowed = memory._group._folder / memory._group._names.limit
+    assert int(allowed.read_text()) <= machine_memory()
+
+
+@settable
+def test_a_job_that_needs_more_than_the_maximum_is_refused(limit, waiting):
+    memory = limit(cap=CAP)
+    memory.add(waiting.pid, is_raised=True)
+    assert data_limits(waiting) == (CAP, CAP)
+    memory.raise_for(CAP)
+    assert data_limits(waiting) == (CAP, CAP)
+    with pytest.raises(InsufficientMemoryError, match="ROCKET_MAX_JOB_MEMORY_BYTES"):
+        memory.raise_for(CAP + 1)
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["Required(memory_bytes=2**30)", 'Advanced(stage="calibrating", layer=None, fraction=0.1, seconds_left=None)'],
+)
+def test_requirements_are_accepted_once_before_the_work(run, first):
+    # The second one is answered only where it is believed.
+    code = f"""
+channel.send({first})
+if type({first}) is Required:
+    channel.receive(ACKNOWLEDGED)
+channel.send(Required(memory_bytes=2**30))
+channel.receive(ACKNOWLEDGED)
+channel.send(Failed(code="corrupt_checkpoint", message="believed"))
+"""
+    assert_refused(run(code), "internal_error")
+
+
+@settable
+def test_a_process_cannot_lift_its_own_limit(run, settings):
+    code = """
+import resource
+channel.send(Required(memory_bytes=2**28))
+channel.receive(ACKNOWLEDGED)
+soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+for limits in ((hard + 1, hard + 1), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)):
     try:
-        assert limit.base_bytes == CAP
-        assert limit.raise_for(CAP) == CAP
-        with pytest.raises(InsufficientMemoryError, match="ROCKET_MAX_JOB_MEMORY_BYTES"):
-            limit.raise_for(CAP + 1)
-    finally:
-        limit.remove()
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+    except (OSError, ValueError):
+        continue
+    channel.send(Failed(code="corrupt_checkpoint", message="lifted"))
+try:
+    bytearray(hard)
+except MemoryError:
+    channel.send(Failed(code="insufficient_memory", message=f"{soft} {hard}"))
+"""
+    job = run(code)
+    assert_refused(job, "insufficient_memory")
+    assert job.error["message"] == f"{CAP} {CAP}"
 
 
 def test_the_group_of_a_killed_attempt_is_removed(settings, database, program, submit):

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import subprocess
 import sys
+import textwrap
 import threading
 
 import psutil
@@ -222,6 +224,30 @@ def test_a_template_that_cannot_start_is_not_needed(tmp_path, caplog):
     process = FreshJobs(("-c", "pass")).start(start)
     assert process.wait() == 0
     jobs.close()
+
+
+def test_spares_that_cannot_be_forked_are_not_needed(tmp_path):
+    code = """
+        import os, resource
+        from worker.children import COMPUTE_PROGRAM
+        from worker.spares import Spares
+
+        # The kernel limits no processes of root.
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        spares = Spares(2, unneeded=())
+        try:
+            spares(COMPUTE_PROGRAM, {}, "job_0")
+        except BlockingIOError as error:
+            print("no program either:", error.strerror)
+    """
+    environment = {name: str(tmp_path) for name in ("HF_HOME", "HF_HUB_CACHE", "HOME", "TMPDIR")}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    assert "no program either: Resource temporarily unavailable" in done.stdout
+    assert "no process can be forked in advance" in done.stderr
 
 
 def test_killing_a_worker_ends_its_template():

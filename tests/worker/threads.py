@@ -55,7 +55,6 @@ class ChildThread:
                     channel,
                     channel.receive(COMPUTE_REQUEST),
                     should_cancel=should_cancel,
-                    limit_memory=lambda _bytes: None,
                     close_network=lambda: None,
                 ).run()
             elif program is PUSH_PROGRAM:

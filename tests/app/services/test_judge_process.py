@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import struct
 import threading
 import time
@@ -66,6 +67,28 @@ def test_a_request_is_judged_in_a_process_that_ends(judges):
     while children_of(admission._processes) and time.monotonic() < end:
         time.sleep(0.02)
     assert children_of(admission._processes) == []
+
+
+def test_a_model_is_read_later_if_no_process_can_be_forked(judges, monkeypatch):
+    server = ForkServer(
+        "tests.reference.hostile_judges:exits",
+        preload=("tests.reference.forked_unprivileged",),
+        environment=admission._environment(),
+    )
+    monkeypatch.setattr(admission, "_processes", server)
+    try:
+        with pytest.raises(UnsupportedArchitectureError):
+            judges.admit("one", REQUEST, NO_LIMITS)
+        template = server.pid
+        os.kill(template, signal.SIGUSR1)
+        with pytest.raises(BusyError):
+            judges.admit("one", REQUEST, NO_LIMITS)
+        os.kill(template, signal.SIGUSR2)
+        with pytest.raises(UnsupportedArchitectureError):
+            judges.admit("one", REQUEST, NO_LIMITS)
+        assert server.pid == template
+    finally:
+        server.close()
 
 
 def test_the_template_imports_only_what_it_needs(judges):

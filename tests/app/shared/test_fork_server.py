@@ -165,6 +165,21 @@ def test_a_killed_template_takes_its_children_and_is_replaced(make_server, ask):
     assert server.pid not in {None, template}
 
 
+def test_a_failing_fork_is_an_error_and_ends_nothing(make_server, ask):
+    server = make_server(preload=("tests.reference.forked_unprivileged",))
+    child, channel = ask(server, "sleep")
+    assert channel.recv(100) == b"asleep"
+    template = server.pid
+    os.kill(template, signal.SIGUSR1)
+    with server.fork() as refused, pytest.raises(ForkServerError, match="temporarily unavailable"):
+        refused.wait(60)
+    with pytest.raises(TimeoutError):
+        child.wait(0.05)
+    os.kill(template, signal.SIGUSR2)
+    assert ask(server, "echo")[1].recv(100) == b"echo"
+    assert server.pid == template
+
+
 def test_the_last_release_ends_the_template(make_server, ask):
     server = make_server()
     server.hold()

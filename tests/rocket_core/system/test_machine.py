@@ -1,8 +1,9 @@
+import psutil
 import pytest
 import torch
 
 from rocket_core.system import devices, machine
-from rocket_core.system.machine import free_container_memory, free_disk, free_machine_memory
+from rocket_core.system.machine import free_container_memory, free_disk, free_machine_memory, machine_memory
 
 MIB = 2**20
 
@@ -60,6 +61,13 @@ def test_control_groups_version_1_are_supported(system):
 @pytest.mark.parametrize("files", [{}, {"memory.max": "max", "memory.current": 5}, {"memory.max": "?"}])
 def test_without_a_limit_the_result_is_none(system, files):
     assert system("0::/\n", files) is None
+
+
+def test_the_machines_memory_is_that_of_its_container(system, tmp_path):
+    files = {"a/memory.max": 100 * MIB, "a/b/memory.max": "max", "memory/a/memory.limit_in_bytes": 2**63 - 4096}
+    system("0::/a/b\n", files)
+    assert machine_memory(tmp_path / "cgroup", tmp_path / "proc") == 100 * MIB
+    assert machine_memory(tmp_path / "none", tmp_path / "proc") == psutil.virtual_memory().total
 
 
 def test_the_container_limit_bounds_free_memory(monkeypatch):
