@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Protocol
 
+from app.shared.confinement import Sandbox
 from worker.channel import Channel
 from worker.process import kill_orphans
 
@@ -67,13 +68,14 @@ class Child(Protocol):
 class Launcher(Protocol):
     """A callable that starts processes, which tests replace."""
 
-    def __call__(self, program: Sequence[str], environment: Mapping[str, str], name: str) -> Child:
+    def __call__(self, program: Sequence[str], environment: Mapping[str, str], name: str, sandbox: Sandbox) -> Child:
         """Start a program.
 
         Args:
             program: interpreter arguments.
             environment: all variables.
             name: last argument of the program, by which an operator finds it.
+            sandbox: what it will be confined to.
         """
 
 
@@ -144,7 +146,7 @@ class ChildProcess:
         return Ending(exit_code=exit_code, last_words=self._output.last_words())
 
 
-def start_program(program: Sequence[str], environment: Mapping[str, str], name: str) -> ChildProcess:
+def start_program(program: Sequence[str], environment: Mapping[str, str], name: str, _sandbox: Sandbox) -> ChildProcess:
     """Start a process that imports what it needs; a `Launcher`."""
     ours, theirs = socket.socketpair()
     with theirs:

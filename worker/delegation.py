@@ -2,12 +2,14 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import TypeAdapter
 
+from app.shared.confinement import Sandbox
 from rocket_core.config import STAGES
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.report.healing import HealingPoint
@@ -18,8 +20,9 @@ from worker.confinement import Confinement
 from worker.environment import confined_environment, named_paths
 from worker.failures import ReportedError, ended, internal_error, lost, reported
 from worker.folders import JobFolders
+from worker.isolation import Isolation
 from worker.job_writer import ProgressWriter, Step
-from worker.memory import MemoryLimit
+from worker.limits import ProcessLimits
 from worker.messages import (
     CANCELLED,
     FROM_COMPUTE,
@@ -52,6 +55,8 @@ Received = TypeVar("Received")
 
 # How soon a request to stop is noticed.
 _LOOK_SECONDS = 0.1
+# How soon a full disk is noticed.
+_DISK_SECONDS = 0.5
 # A signal to stop may reach a process slightly before it reaches the attempt.
 _STOP_SECONDS = 2.0
 # Less than the progress that a run reports first after its download.
@@ -72,7 +77,8 @@ class Delegation:
         writer: writes what the processes report.
         stop: set when the processes must stop.
         launch: starts a process.
-        memory: creates the memory limit of a process.
+        isolation: how the processes are confined.
+        limits: creates the limits of a process that becomes a user, or keeps that of this one.
     """
 
     def __init__(
@@ -83,14 +89,16 @@ class Delegation:
         stop: threading.Event,
         *,
         launch: Launcher,
-        memory: Callable[[], MemoryLimit],
+        isolation: Isolation,
+        limits: Callable[[int | None], ProcessLimits],
     ) -> None:
         self._name = name
         self._folders = folders
         self._writer = writer
         self._stop = stop
         self._launch = launch
-        self._memory = memory
+        self._isolation = isolation
+        self._limits = limits
 
     def download(self, request: FetchRequest) -> Downloaded:
         """Download a model in a separate process.
@@ -183,43 +191,58 @@ class Delegation:
         self._folders.prepare()
         own = (self._folders.home, self._folders.temporary)
         environment = confined_environment(*own, network=network)
-        memory = self._memory()
+        confinement = Confinement(
+            readable=(*named_paths(environment), *readable),
+            writable=(*own, *writable),
+            network=network,
+            required=self._isolation.is_required,
+            user=self._isolation.user_of(program),
+        )
+        if confinement.user is not None:
+            self._folders.share(confinement.writable, confinement.user)
+        limits = self._limits(confinement.user)
         if conversation is not None:
-            conversation.memory = memory
+            conversation.limits = limits
         try:
-            child = self._started(program, environment)
+            child = self._started(program, environment, confinement.sandbox)
             try:
                 if child.pid is not None:
-                    memory.add(child.pid, is_raised=conversation is not None)
-                child.channel.send(
-                    Confinement(
-                        readable=(*named_paths(environment), *readable), writable=(*own, *writable), network=network
-                    )
-                )
+                    limits.add(child.pid, is_raised=conversation is not None)
+                child.channel.send(confinement)
                 child.channel.send(request)
-                self._converse(child, kinds, handle)
+                self._converse(child, kinds, handle, limits)
                 child.wait()
             except ChannelClosedError:
-                raise self._lost(child, memory) from None
+                raise self._lost(child, limits) from None
             except ChannelError as error:
                 _log.error("a process of the job breaks the protocol: %s", error)
                 raise ReportedError(internal_error()) from None
             finally:
                 child.kill()
         finally:
-            memory.remove()
+            limits.remove()
 
-    def _started(self, program: Sequence[str], environment: Mapping[str, str]) -> Child:
+    def _started(self, program: Sequence[str], environment: Mapping[str, str], sandbox: Sandbox) -> Child:
         try:
-            return self._launch(program, environment, self._name)
+            return self._launch(program, environment, self._name, sandbox)
         # A thread that cannot be started, for its output, is a RuntimeError.
         except (OSError, RuntimeError) as error:
             _log.error("cannot start a process of the job: %s", error)
             raise ReportedError(lost("the job's process could not be started; see the worker's log")) from None
 
-    def _converse(self, child: Child, kinds: TypeAdapter[Received], handle: Callable[[Received, Child], bool]) -> None:
+    def _converse(
+        self,
+        child: Child,
+        kinds: TypeAdapter[Received],
+        handle: Callable[[Received, Child], bool],
+        limits: ProcessLimits,
+    ) -> None:
         has_asked = False
+        checked_at = 0.0
         while True:
+            if time.monotonic() - checked_at > _DISK_SECONDS:
+                limits.check_disk()
+                checked_at = time.monotonic()
             if self._stop.is_set() and not has_asked:
                 child.ask_to_stop()
                 has_asked = True
@@ -227,12 +250,12 @@ class Delegation:
             if message is not None and handle(message, child):
                 return
 
-    def _lost(self, child: Child, memory: MemoryLimit) -> Exception:
+    def _lost(self, child: Child, limits: ProcessLimits) -> Exception:
         ending = child.wait()
         if self._stop.is_set():
             # It ended before it could read the message, or while it was stopping.
             return CompressionCancelledError("cancelled before the process of the job could say so")
-        return ReportedError(ended(ending.exit_code, last_words=ending.last_words, ran_out=memory.was_exceeded()))
+        return ReportedError(ended(ending.exit_code, last_words=ending.last_words, ran_out=limits.was_exceeded()))
 
     def _fail(self, message: Failed) -> None:
         if message.code == CANCELLED.code:
@@ -247,7 +270,7 @@ class _Conversation:
     """Handler that writes the messages of a computing process to the database.
 
     Attributes:
-        memory: memory limit of the process.
+        limits: limits of the process.
     """
 
     def __init__(self, writer: ProgressWriter, fail: Callable[[Failed], None]) -> None:
@@ -256,7 +279,7 @@ class _Conversation:
         self._stage = 0
         self._points = 0
         self._has_required = False
-        self.memory: MemoryLimit | None = None
+        self.limits: ProcessLimits | None = None
 
     def handle(self, message: FromCompute, child: Child) -> bool:
         """Write what a message reports, and answer it; return whether the process has finished."""
@@ -290,8 +313,8 @@ class _Conversation:
         if self._has_required or self._stage > STAGES.index("preflight"):
             raise ChannelError("requirements that are reported twice, or after the run has started")
         self._has_required = True
-        assert self.memory is not None
-        self.memory.raise_for(memory_bytes)
+        assert self.limits is not None
+        self.limits.raise_for(memory_bytes)
 
     def _heal(self, point: HealingPoint) -> None:
         # Each point is an event of the job; this limits their number.

@@ -10,7 +10,9 @@ work/<key>/        only the attempt writes here
 └── out/           checkpoints and artifacts; `worker.compute` writes here
 """
 
+import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,3 +72,21 @@ class JobFolders:
             self.output.mkdir(exist_ok=True)
         except OSError as error:
             raise StorageError(f"cannot use {self.root}: {error.strerror or error}") from error
+
+    def share(self, writable: Iterable[Path], user: int) -> None:
+        """Let a process of another user write to folders; what it creates there belongs to the same group.
+
+        Args:
+            writable: the folders.
+            user: the user, whose group this process is in.
+
+        Raises:
+            StorageError: they cannot be shared, for instance because another user owns them.
+        """
+        modes = {self.root.parent: 0o710, self.root: 0o750} | dict.fromkeys(writable, 0o2770)
+        for folder, mode in modes.items():
+            try:
+                os.chown(folder, -1, user)
+                folder.chmod(mode)
+            except OSError as error:
+                raise StorageError(f"cannot share {folder}: {error.strerror or error}") from error

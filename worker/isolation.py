@@ -10,11 +10,13 @@ In each of them the processes also enter the sandbox of `app.shared.confinement`
 """
 
 import logging
-import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from app.shared.confinement import bubblewrap_fault, may_change_user, supported
 from app.shared.errors import InvalidSettingsError
+from worker.children import COMPUTE_PROGRAM
 
 Mechanism = Literal["bubblewrap", "container", "landlock"]
 
@@ -24,6 +26,23 @@ COMPUTE_USER = 10002
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Isolation:
+    """How the processes of an attempt are confined.
+
+    Attributes:
+        mechanism: the mechanism.
+        is_required: whether a process must end that the system does not restrict in every part.
+    """
+
+    mechanism: Mechanism = "landlock"
+    is_required: bool = False
+
+    def user_of(self, program: Sequence[str]) -> int | None:
+        """Return the user that a program's process becomes; None if it keeps that of the service."""
+        return COMPUTE_USER if self.mechanism == "container" and tuple(program) == COMPUTE_PROGRAM else None
+
+
 def choose_mechanism(isolation: str) -> Mechanism:
     """Return the mechanism for a setting, whose condition `check_isolation` has checked."""
     match isolation:
@@ -31,6 +50,11 @@ def choose_mechanism(isolation: str) -> Mechanism:
             return isolation
         case _:
             return "landlock" if bubblewrap_fault() else "bubblewrap"
+
+
+def is_required(isolation: str) -> bool:
+    """Return whether every part of the sandbox must hold; in a container, its limits remain where a part does not."""
+    return isolation not in {"auto", "container"}
 
 
 def check_isolation(isolation: str) -> None:
@@ -53,11 +77,11 @@ def check_isolation(isolation: str) -> None:
             "the capabilities of docker-compose.yml, or use auto"
         )
     missing = supported().missing
-    if missing and isolation not in {"auto", "container"}:
+    if missing and is_required(isolation):
         raise InvalidSettingsError(
             f"ROCKET_ISOLATION is {isolation}, but this system cannot restrict {', '.join(missing)} of jobs; use "
             "Linux 5.13 or later with Landlock and seccomp, or set it to auto"
         )
     if missing:
         _log.warning("this system cannot restrict %s of jobs; run only models that you trust", ", ".join(missing))
-    _log.info("jobs are confined by %s", choose_mechanism(isolation), extra={"user": os.getuid()})
+    _log.info("jobs are confined by %s", choose_mechanism(isolation))

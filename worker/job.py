@@ -39,16 +39,17 @@ from rocket_core.errors import (
 )
 from rocket_core.report.schema import CompressionReport
 from worker.artifacts import REPORT_NAME, StoredResult, read_report
+from worker.bubblewrap import start_in_bubblewrap
 from worker.children import Launcher, start_program
-from worker.confinement import check_isolation
 from worker.delegation import Delegation, fetching
 from worker.earlier_artifact import fetch_earlier_artifact
 from worker.failures import ReportedError, failure_of
 from worker.folders import JobFolders
+from worker.isolation import Isolation, is_required
 from worker.job_inputs import Inputs, collect_inputs
 from worker.job_writer import ProgressWriter
 from worker.lease import LeaseKeeper
-from worker.memory import MemoryLimit, group_name
+from worker.limits import ProcessLimits, group_name
 from worker.messages import ComputeRequest, Downloaded, Logging, UploadRequest
 from worker.process import EXIT_FENCED_OUT, adopt_orphans, die_with, hide_memory, set_on_sigterm
 from worker.publisher import ArtifactPublisher
@@ -70,6 +71,7 @@ class Attempt:
         lease: lease on the job.
         stop: set when the job must stop at the next step.
         device: device to compute on, as the library names it.
+        isolation: how those processes are confined.
         launch: starts the processes that read the model.
     """
 
@@ -81,9 +83,11 @@ class Attempt:
         stop: threading.Event,
         device: str = "auto",
         *,
+        isolation: Isolation,
         launch: Launcher = start_program,
     ) -> None:
         self._settings = settings
+        self._isolation = isolation
         self._device = device
         self._database = database
         self._lease = lease
@@ -146,7 +150,6 @@ class Attempt:
             shutil.rmtree(folders.uploaded, ignore_errors=True)
 
     def _work_on(self, job: Job, request: JobRequest, folders: JobFolders) -> None:
-        check_isolation(self._settings.job_isolation)
         inputs = collect_inputs(
             self._settings,
             self._database,
@@ -166,7 +169,8 @@ class Attempt:
             self._writer,
             self._stop,
             launch=self._launch,
-            memory=self._memory_limit,
+            isolation=self._isolation,
+            limits=functools.partial(self._limits, folders),
         )
         logged = self._logging(job)
         if request.push is not None:
@@ -240,9 +244,14 @@ class Attempt:
             download=None if downloaded is None else downloaded.cost,
         )
 
-    def _memory_limit(self) -> MemoryLimit:
-        cap, accelerated = self._settings.max_job_memory_bytes, self._device != "cpu"
-        return MemoryLimit(group_name(self._lease.fence), cap=cap, accelerated=accelerated)
+    def _limits(self, folders: JobFolders, user: int | None) -> ProcessLimits:
+        return ProcessLimits(
+            group_name(self._lease.fence),
+            folders.output,
+            cap=self._settings.max_job_memory_bytes,
+            accelerated=self._device != "cpu",
+            user=user,
+        )
 
     def _logging(self, job: Job) -> Logging:
         named = {"job_id": job.id, "request_id": job.request_id}
@@ -337,6 +346,7 @@ def main(arguments: Sequence[str] | None = None, *, launch: Launcher = start_pro
     parser.add_argument("parent", type=int, help="process id of the supervisor")
     parser.add_argument("--request", help="id of the request that made the job, for the log")
     parser.add_argument("--device", default="auto", help="what computes: auto, cpu, cuda")
+    parser.add_argument("--isolation", default="landlock", help="what confines the processes that read the model")
     parsed = parser.parse_args(arguments)
     die_with(parsed.parent)
     hide_memory()
@@ -351,7 +361,10 @@ def main(arguments: Sequence[str] | None = None, *, launch: Launcher = start_pro
     database = Database(settings.database)
     try:
         lease = Lease(job_id=parsed.job, fence=parsed.fence)
-        Attempt(settings, database, lease, stop, parsed.device, launch=launch).run(parsed.parent)
+        isolation = Isolation(mechanism=parsed.isolation, is_required=is_required(settings.isolation))
+        if isolation.mechanism == "bubblewrap":
+            launch = start_in_bubblewrap
+        Attempt(settings, database, lease, stop, parsed.device, isolation=isolation, launch=launch).run(parsed.parent)
     except FencedOutError as error:
         _log.warning("%s", error)
         return EXIT_FENCED_OUT

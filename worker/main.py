@@ -14,8 +14,8 @@ from app.shared.queue import create_celery, notify, queue_name
 from app.shared.relay import OutboxRelay
 from app.shared.repositories import sweeps
 from app.shared.settings import Settings
-from worker.confinement import check_isolation, log_missing_isolation
 from worker.failures import log_failures
+from worker.isolation import check_isolation
 from worker.job_processes import FORKED_PROGRAM, JOB_PROGRAM, WarmJobs
 from worker.metrics import MetricsServer
 from worker.reconciler import Reconciler
@@ -98,8 +98,7 @@ class Worker:
             InvalidSettingsError: the metrics port is not available, or jobs cannot be confined as required; no
             thread is started then.
         """
-        check_isolation(self._settings.job_isolation)
-        log_missing_isolation()
+        check_isolation(self._settings.isolation)
         if self._serves_metrics:
             self._metrics_server = MetricsServer(self._settings, self._registry)
             _log.info("metrics are served", extra={"port": self._metrics_server.port})

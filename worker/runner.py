@@ -28,8 +28,9 @@ from app.shared.settings import Settings
 from app.shared.storage import WorkFolders
 from worker.device import Kind, device_environment
 from worker.failures import ended, lost
+from worker.isolation import choose_mechanism
 from worker.job_processes import JOB_PROGRAM, FreshJobs, JobProcess, JobProcesses, JobStart
-from worker.memory import group_name
+from worker.limits import group_name
 from worker.metrics import AttemptMeter
 
 # How soon the end of a process, or a request to stop, is noticed.
@@ -203,6 +204,7 @@ class Runner:
         empty = self._work.path(job.work_key) / "empty"
         empty.mkdir(exist_ok=True)
         options = (*(f"--request={name}" for name in _request_of(job).values()), *self._device())
+        options += ("--isolation", choose_mechanism(self._settings.isolation))
         return self._processes.start(
             JobStart(
                 arguments=(lease.job_id, lease.fence, *options),

@@ -21,6 +21,7 @@ from typing import IO, NoReturn
 import setproctitle
 from pydantic import TypeAdapter
 
+from app.shared.confinement import Sandbox
 from worker.channel import Channel, ChannelClosedError, ChannelError, Message
 from worker.children import COMPUTE_PROGRAM, FETCH_PROGRAM, PUSH_PROGRAM, ChildProcess, start_program
 from worker.process import die_with
@@ -123,11 +124,13 @@ class Spares:
         except OSError as error:
             _log.warning("no process can be forked in advance, so the job starts more slowly: %s", error)
 
-    def __call__(self, program: Sequence[str], environment: Mapping[str, str], name: str) -> ChildProcess:
+    def __call__(
+        self, program: Sequence[str], environment: Mapping[str, str], name: str, sandbox: Sandbox
+    ) -> ChildProcess:
         """Start a program; see `worker.children.Launcher`."""
         module = _MODULES.get(tuple(program))
         if module is None or not self._waiting:
-            return start_program(program, environment, name)
+            return start_program(program, environment, name, sandbox)
         for variable in _LINKS:
             _point_to(Path(self._environment[variable]), Path(environment[variable]))
         process, connection, output = self._waiting.pop(0)

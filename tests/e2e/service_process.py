@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx2
 import psutil
 
+from app.shared.confinement import supported
+
 ROCKET = Path(sys.executable).parent / "rocket"
 QUICK = {
     # Each look at the database costs a service as much time as answering a request.
@@ -21,6 +23,8 @@ QUICK = {
     "OMP_NUM_THREADS": "1",
     # Costs each process of a job one CPU second; `test_service` has one that measures.
     "ROCKET_MEASURE_ENERGY": "false",
+    # Where bubblewrap is installed, each process of a job would import what it needs; tests/system uses it.
+    "ROCKET_ISOLATION": "landlock" if supported().missing == () else "auto",
 }
 JOB_MODULES = frozenset({"worker.job", "worker.compute", "worker.fetch"})
 

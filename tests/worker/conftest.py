@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 import worker
+from app.shared.confinement import supported
 from app.shared.database import Database
 from app.shared.repositories import events, jobs, leases, outputs
 from app.shared.requests import JobRequest
@@ -52,6 +53,8 @@ def configure(tmp_path, copy_database, database_kind):
 
     def configure(**changes):
         hurry = {"poll_seconds": 0.05, "retry_backoff_seconds": 0, "cancel_grace_seconds": 20, "measure_energy": False}
+        # With bubblewrap, where it is installed, programs of tests would not exist.
+        hurry["isolation"] = "landlock" if supported().missing == () else "auto"
         data_dir = changes.pop("data_dir", tmp_path / "data")
         if data_dir not in urls:
             data_dir.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from app.shared.requests import JobRequest
 from tests.reference.reports import empty_report
 from tests.sampling import sweep
 from tests.worker.waiting import eventually
-from worker import confinement
+from worker import isolation
 from worker.main import Worker
 from worker.runner import Runner
 
@@ -77,8 +77,11 @@ channel.send(Finished())
 def run(settings, database, program, submit, look, model):
     """Run one attempt at a job whose compute process runs the code of a test."""
 
-    def run(code, changed=None, **request):
-        computing = program(COMPUTE + textwrap.dedent(code))
+    def run(code, changed=None, *, outer="", **request):
+        computing = program(
+            COMPUTE.replace("enter_confinement(", textwrap.dedent(outer) + "enter_confinement(", 1)
+            + textwrap.dedent(code)
+        )
         job_id = submit(**request)
         assert Runner(changed or settings, database, program(JOB.format(program=computing[0]))).run()
         return look(job_id)
@@ -284,7 +287,8 @@ def test_hidden_descendants_end_with_their_process(run, settings):
     code = """
     hidden = request.output / "hidden"
     if os.fork() == 0:
-        os.setsid()
+        if tried(os.setsid) != "PermissionError":
+            channel.send(Failed(code="corrupt_checkpoint", message="left its session"))
         if os.fork() == 0:
             (request.output / "part").write_text(str(os.getpid()))
             (request.output / "part").rename(hidden)
@@ -323,15 +327,44 @@ def test_a_killed_process_uses_an_attempt(run, number, words):
     assert (job.status, job.attempt) == ("queued", 1)
 
 
-@pytest.mark.parametrize("missing", ["files", "network"])
-def test_required_isolation_refuses_an_incapable_system(configure, monkeypatch, caplog, missing):
+@pytest.mark.parametrize(("part", "word"), [("files", "files"), ("calls", "system calls")])
+def test_required_isolation_refuses_an_incapable_system(configure, monkeypatch, caplog, part, word):
     from dataclasses import replace
 
-    lacking = replace(supported(), **{missing: False})
-    monkeypatch.setattr(confinement, "supported", lambda: lacking)
-    refusing = Worker(configure(job_isolation="required"))
-    with pytest.raises(InvalidSettingsError, match=f"restrict .*{missing}"):
-        refusing.start()
-    refusing._database.close()
-    confinement.log_missing_isolation()
-    assert f"cannot restrict {missing}" in caplog.text
+    lacking = replace(supported(), **{part: False})
+    monkeypatch.setattr(isolation, "supported", lambda: lacking)
+    for setting in ("required", "landlock"):
+        refusing = Worker(configure(isolation=setting))
+        with pytest.raises(InvalidSettingsError, match=f"restrict {word}"):
+            refusing.start()
+        refusing._database.close()
+    isolation.check_isolation("auto")
+    assert f"cannot restrict {word}" in caplog.text
+
+
+def test_a_process_that_is_not_confined_as_required_ends(run, configure):
+    code = 'channel.send(Failed(code="corrupt_checkpoint", message="not confined"))'
+    outer = """
+    import struct
+    from app.shared.confinement import kernel
+    kernel.give_up_privileges()
+    steps = (0x20, 0, 0, 0, 0x15, 0, 1, 317, 0x06, 0, 0, 0x00050001, 0x06, 0, 0, 0x7FFF0000)
+    kernel.filter_calls(317, struct.pack("=" + "HBBI" * 4, *steps))
+    """
+    job = run(code, configure(isolation="required"), outer=outer, max_attempts=1)
+    assert (job.status, job.error["code"]) == ("failed", "worker_lost")
+    job = run(code, configure(isolation="auto"), outer=outer, max_attempts=1)
+    assert (job.status, job.error["code"]) == ("failed", "corrupt_checkpoint")
+
+
+def test_a_mechanism_that_does_not_work_here_is_refused(configure, monkeypatch):
+    monkeypatch.setattr(isolation, "bubblewrap_fault", lambda: "bwrap is not installed")
+    monkeypatch.setattr(isolation, "may_change_user", lambda: False)
+    for setting, words in (("bubblewrap", "bwrap is not installed"), ("container", "as another user")):
+        refusing = Worker(configure(isolation=setting))
+        with pytest.raises(InvalidSettingsError, match=words):
+            refusing.start()
+        refusing._database.close()
+    assert isolation.choose_mechanism("auto") == "landlock"
+    monkeypatch.setattr(isolation, "bubblewrap_fault", lambda: None)
+    assert isolation.choose_mechanism("auto") == isolation.choose_mechanism("required") == "bubblewrap"

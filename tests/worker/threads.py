@@ -12,6 +12,7 @@ from worker.children import COMPUTE_PROGRAM, PUSH_PROGRAM, Ending
 from worker.computation import Computation
 from worker.confinement import CONFINEMENT
 from worker.fetch import fetch
+from worker.isolation import Isolation
 from worker.job import Attempt
 from worker.messages import COMPUTE_REQUEST, FETCH_REQUEST, UPLOAD_REQUEST
 from worker.push import push
@@ -90,7 +91,7 @@ class ThreadedAttempt(Attempt):
                 own.set()
             return is_set
 
-        def launch(program, environment, name):
+        def launch(program, environment, name, sandbox):
             return ChildThread(program, should_cancel)
 
-        super().__init__(settings, database, lease, own, device, launch=launch)
+        super().__init__(settings, database, lease, own, device, isolation=Isolation(), launch=launch)

@@ -1,4 +1,4 @@
-"""Memory limits of a process: by a control group where one can be created, and by the process's own limit."""
+"""Limits of a process: by a control group where one can be created, and on its own memory."""
 
 import logging
 import os
@@ -13,17 +13,17 @@ _log = logging.getLogger(__name__)
 
 
 def limit_memory(byte_count: int) -> None:
-    """Limit the private memory of this process; allocations above it fail with ENOMEM.
+    """Limit the private memory of this process for good; allocations above it fail with ENOMEM.
 
     Counts what is reserved for writing (heap, anonymous mappings, thread stacks), used or not; mapped files and shared
-    memory are not counted. May be called again, also to raise the limit.
+    memory are not counted.
 
     Args:
         byte_count: value of RLIMIT_DATA, > 0; a lower hard limit of the system still applies.
     """
     _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = byte_count if hard == resource.RLIM_INFINITY else min(byte_count, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,22 +53,26 @@ _FIRST = _Names(
 
 
 class MemoryGroup:
-    """A control group for one job's processes, which the kernel kills when they exceed the limit.
+    """A control group for one job's processes, which the kernel kills when they exceed the limit of memory.
 
-    Unlike `limit_memory`, it counts used memory, of all its processes together, and cannot be lifted from within.
+    Unlike `limit_memory`, it counts used memory, of all its processes together. It also limits how many they are, where
+    the system can.
     """
 
     def __init__(self, folder: Path, names: _Names) -> None:
         self._folder = folder
         self._names = names
+        # The first version has a hierarchy of folders for each kind of limit.
+        self._counting = [parent / folder.name for parent in _first_version("pids")] if names is _FIRST else []
 
     @classmethod
-    def try_create(cls, name: str, byte_count: int) -> "MemoryGroup | None":
+    def try_create(cls, name: str, byte_count: int, *, processes: int) -> "MemoryGroup | None":
         """Return a new group, or None where this process may not create one, as in most containers.
 
         Args:
             name: unique name of the group's folder.
-            byte_count: the limit, > 0.
+            byte_count: the limit of memory, > 0.
+            processes: the limit of processes and threads, > 0.
         """
         for parent, names in _parents():
             folder = parent / name
@@ -83,6 +87,7 @@ class MemoryGroup:
                 _log.debug("no memory limit in %s: %s", folder, error)
                 group.remove()
                 continue
+            group._limit_processes(processes)
             return group
         return None
 
@@ -99,7 +104,8 @@ class MemoryGroup:
         Raises:
             OSError: the process has ended, or may not be moved.
         """
-        _write(self._folder / "cgroup.procs", str(pid))
+        for folder in (self._folder, *self._counting):
+            _write(folder / "cgroup.procs", str(pid))
 
     def set_limit(self, byte_count: int) -> None:
         """Change the limit.
@@ -131,12 +137,23 @@ class MemoryGroup:
 
     def remove(self) -> None:
         """Remove the group, whose processes must have ended; failures are logged only."""
+        for folder in (self._folder, *self._counting):
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                _log.warning("cannot remove the control group %s: %s", folder, error)
+
+    def _limit_processes(self, most: int) -> None:
         try:
-            self._folder.rmdir()
-        except FileNotFoundError:
-            pass
+            for folder in self._counting:
+                folder.mkdir(exist_ok=True)
+            for folder in self._counting or [self._folder]:
+                _write(folder / "pids.max", str(most))
         except OSError as error:
-            _log.warning("cannot remove the control group %s: %s", self._folder, error)
+            _log.debug("no limit of processes in %s: %s", self._folder, error)
+            self._counting = []
 
 
 def _parents() -> list[tuple[Path, _Names]]:
@@ -149,9 +166,16 @@ def _parents() -> list[tuple[Path, _Names]]:
             own = _CGROUPS / path.lstrip("/")
             # A group with processes in it cannot delegate memory to groups below; its parent may.
             groups += [(group, _SECOND) for group in (own, own.parent) if _delegates_memory(group)]
-        elif "memory" in controllers.split(","):
-            groups.append((_CGROUPS / "memory" / path.lstrip("/"), _FIRST))
+    groups += [(group, _FIRST) for group in _first_version("memory")]
     return [(group, names) for group, names in groups if group.is_dir() and os.access(group, os.W_OK)]
+
+
+def _first_version(controller: str) -> list[Path]:
+    """Return the group of this process in the first version's hierarchy of a controller, if there is one."""
+    lines = (line.split(":", 2) for line in _lines(_PROC / "self" / "cgroup"))
+    return [
+        _CGROUPS / controller / path.lstrip("/") for _number, names, path in lines if controller in names.split(",")
+    ]
 
 
 def _delegates_memory(group: Path) -> bool:

@@ -158,7 +158,7 @@ def enter_sandbox(sandbox: Sandbox, *, required: bool = False) -> Enforced:
         refuse_calls(network=not sandbox.network, signals=_SIGNALS & _known(_SCOPES_SINCE, version) == 0)
     enforced = Enforced(
         privileges=kernel.has_given_up_privileges(),
-        files=_is_refused(lambda: os.listdir("/")),
+        files=_is_refused(lambda: list(Path("/").iterdir())),
         calls=_is_refused(lambda: os.truncate(_NOWHERE, 0)) and (sandbox.network or _is_refused(_open_socket)),
     )
     if required and enforced.missing:

@@ -1,4 +1,4 @@
-"""Jobs that take too much memory, in real processes with real limits."""
+"""Jobs that take too much memory, disk or processes, in real processes with real limits."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from rocket_core.errors import InsufficientMemoryError
 from rocket_core.system.machine import machine_memory
 from tests.sampling import sweep
 from tests.worker.test_isolation import COMPUTE, JOB
-from worker.memory import MemoryLimit, group_name
+from worker.limits import ProcessLimits, group_name
 from worker.runner import Runner
 
 settable = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of other processes cannot be set here")
@@ -28,8 +28,8 @@ QUICK = {"calibration": {"samples": 2, "sequence_length": 16}, "ratio": 0.3}
 def run(configure, database, submit, look, program, model):
     """Run one attempt at a job with little memory, and return the job."""
 
-    def run(code=None, **request):
-        given = () if code is None else (program(JOB.format(program=program(COMPUTE + code)[0])),)
+    def run(code=None, *, first="", **request):
+        given = () if code is None else (program(first + JOB.format(program=program(COMPUTE + code)[0])),)
         job_id = submit(**QUICK, **request)
         assert Runner(configure(max_job_memory_bytes=CAP), database, *given).run()
         return look(job_id)
@@ -113,7 +113,7 @@ def test_an_abort_for_another_reason_is_retried(run):
 
 
 def test_shared_memory_is_limited_by_the_control_group(run):
-    group = MemoryGroup.try_create(f"rocket-test-{os.getpid()}", CAP)
+    group = MemoryGroup.try_create(f"rocket-test-{os.getpid()}", CAP, processes=64)
     if group is None:
         pytest.skip("this process may not make control groups")
     group.remove()
@@ -136,11 +136,11 @@ def waiting():
 
 
 @pytest.fixture
-def limit():
+def limit(tmp_path):
     limits = []
 
     def limit(**options):
-        limits.append(MemoryLimit(f"rocket-test-{os.getpid()}", **options))
+        limits.append(ProcessLimits(f"rocket-test-{os.getpid()}", tmp_path, **options))
         return limits[-1]
 
     yield limit
@@ -237,13 +237,56 @@ except MemoryError:
     assert job.error["message"] == f"{CAP} {CAP}"
 
 
+def test_a_job_cannot_write_a_file_larger_than_the_disk(run):
+    code = """
+import errno, shutil
+spare = shutil.disk_usage(request.output).free
+with (request.output / "large").open("wb") as file:
+    try:
+        file.truncate(2 * spare)
+    except OSError as error:
+        channel.send(Failed(code="corrupt_checkpoint", message=errno.errorcode[error.errno]))
+"""
+    job = run(code)
+    assert_refused(job, "corrupt_checkpoint")
+    assert job.error["message"] == "EFBIG"
+
+
+def test_a_job_ends_when_it_has_nearly_filled_the_disk(run):
+    # The whole disk counts as reserved.
+    code = "from worker import limits\nlimits._RESERVED_SHARE, limits._RESERVED_BYTES = 1.0, 2**60\n"
+    job = run("time.sleep(600)", first=code)
+    assert_refused(job, "disk_full")
+
+
+def test_a_job_cannot_start_processes_without_end(run):
+    code = """
+started = []
+try:
+    for number in range(3000):
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        started.append(pid)
+except OSError as error:
+    channel.send(Failed(code="corrupt_checkpoint", message=f"{type(error).__name__} {len(started)}"))
+"""
+    job = run(code)
+    assert_refused(job, "corrupt_checkpoint")
+    kind, count = job.error["message"].split()
+    assert kind == "BlockingIOError"
+    assert int(count) < 2000
+
+
 def test_the_group_of_a_killed_attempt_is_removed(settings, database, program, submit):
-    if (group := MemoryGroup.try_create(f"rocket-test-{os.getpid()}", CAP)) is None:
+    if (group := MemoryGroup.try_create(f"rocket-test-{os.getpid()}", CAP, processes=64)) is None:
         pytest.skip("this process may not make control groups")
     group.remove()
     job_id = submit(max_attempts=1)
-    left = "from app.shared.confinement import MemoryGroup\nfrom worker.memory import group_name\n"
-    left += f"MemoryGroup.try_create(group_name(sys.argv[2]), {CAP})\nos.kill(os.getpid(), signal.SIGKILL)"
+    left = "from app.shared.confinement import MemoryGroup\nfrom worker.limits import group_name\n"
+    left += (
+        f"MemoryGroup.try_create(group_name(sys.argv[2]), {CAP}, processes=64)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
     fences = []
 
     class Noting(Runner):
@@ -253,6 +296,6 @@ def test_the_group_of_a_killed_attempt_is_removed(settings, database, program, s
             return lease
 
     assert Noting(settings, database, program(left)).run(job_id)
-    again = MemoryGroup.try_create(group_name(fences[0]), CAP)
+    again = MemoryGroup.try_create(group_name(fences[0]), CAP, processes=64)
     assert again is not None
     again.remove()
