@@ -99,7 +99,7 @@ def become_user(number: int) -> None:
 
 def has_given_up_privileges() -> bool:
     """Return whether this process can gain no privileges."""
-    return sys.platform == "linux" and _libc().prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1
+    return sys.platform == "linux" and bool(_libc().prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1)
 
 
 def landlock_version() -> int:
