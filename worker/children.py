@@ -5,8 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from typing import IO, Protocol
 
 from app.shared.confinement import Sandbox
 from worker.channel import Channel
+from worker.output import Output
 from worker.process import kill_orphans
 
 FETCH_PROGRAM = ("-m", "worker.fetch")
@@ -23,11 +22,6 @@ PUSH_PROGRAM = ("-m", "worker.push")
 COMPUTE_PROGRAM = ("-m", "worker.compute")
 """Interpreter arguments for everything else."""
 
-# Output of a process that is kept to find out why it died.
-_LAST_LINES = 20
-_LINE_BYTES = 2**16
-# Upper bound on waiting until all output of a process is forwarded.
-_DRAIN_SECONDS = 10.0
 _END_SECONDS = 30.0
 
 
@@ -99,7 +93,7 @@ class OwnProcess(Protocol):
 
 
 class ChildProcess:
-    """A process in the session of this one, whose output is forwarded to standard error.
+    """A process in the session of this one, whose output is logged.
 
     Args:
         process: the process.
@@ -119,7 +113,7 @@ class ChildProcess:
         self._process = process
         self._spared = spared
         self.channel = Channel(connection)
-        self._output = _Output(output)
+        self._output = Output(output)
 
     @property
     def pid(self) -> int:
@@ -162,30 +156,3 @@ def start_program(program: Sequence[str], environment: Mapping[str, str], name: 
         )
     assert process.stdout is not None
     return ChildProcess(process, ours, process.stdout)
-
-
-class _Output:
-    """Forwarder of a process's output, line by line, which keeps the last lines."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._lines: deque[bytes] = deque(maxlen=_LAST_LINES)
-        self._thread = threading.Thread(target=self._pass_on, name="output", daemon=True)
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Wait until everything is forwarded."""
-        self._thread.join(_DRAIN_SECONDS)
-        if not self._thread.is_alive():
-            self._stream.close()
-
-    def last_words(self) -> str:
-        """Return the last lines."""
-        return b"".join(self._lines).decode(errors="replace")
-
-    def _pass_on(self) -> None:
-        while line := self._stream.readline(_LINE_BYTES):
-            self._lines.append(line)
-            # One write per line, so that lines of several processes do not mix. It fails if standard error is closed.
-            with suppress(OSError):
-                os.write(sys.stderr.fileno(), line)

@@ -31,7 +31,7 @@ from worker.messages import (
     Finished,
     Healed,
     LayerProfiled,
-    Logging,
+    LogLevel,
     ModelProfiled,
     Required,
 )
@@ -44,18 +44,18 @@ _MAX_SECONDS = 1e9
 
 
 def receive_request(channel: Channel) -> ComputeRequest:
-    """Return the attempt's request, and configure the log as it says."""
+    """Return the attempt's request, and start logging."""
     request = channel.receive(COMPUTE_REQUEST)
     assert request is not None
-    start_logging(request.logging, request.token)
+    start_logging(request.log_level, request.token)
     return request
 
 
-def start_logging(logging: Logging, token: str | None) -> None:
-    """Configure the log of a confined process, whose environment holds no settings."""
+def start_logging(level: LogLevel, token: str | None) -> None:
+    """Log lines that `worker.output` reads, from a confined process, whose environment holds no settings."""
     if token is not None:
         mask_secret(token)
-    configure_logging(Settings(log_level=logging.level, log_format=logging.format), None, **logging.fields)
+    configure_logging(Settings(log_level=level, log_format="json"))
     # It warns of each file whose mode it may not set; files have the mode that it would set.
     getLogger("huggingface_hub.file_download").setLevel(ERROR)
     log_uncaught_errors()

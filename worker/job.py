@@ -50,7 +50,7 @@ from worker.job_inputs import Inputs, collect_inputs
 from worker.job_writer import ProgressWriter
 from worker.lease import LeaseKeeper
 from worker.limits import ProcessLimits, group_name
-from worker.messages import ComputeRequest, Downloaded, Logging, UploadRequest
+from worker.messages import ComputeRequest, Downloaded, LogLevel, UploadRequest
 from worker.process import EXIT_FENCED_OUT, adopt_orphans, die_with, hide_memory, set_on_sigterm
 from worker.publisher import ArtifactPublisher
 
@@ -172,18 +172,17 @@ class Attempt:
             isolation=self._isolation,
             limits=functools.partial(self._limits, folders),
         )
-        logged = self._logging(job)
         if request.push is not None:
             assert artifact is not None
-            upload = _upload_request(job, request.push, inputs, artifact, logged)
+            upload = _upload_request(job, request.push, inputs, artifact, self._settings.log_level)
             self._writer.on_pushed(delegation.push(upload))
             return
         downloaded = None
         if inputs.is_on_hub:
-            fetch = inputs.fetch_request(logged, measure_energy=self._settings.measure_energy)
+            fetch = inputs.fetch_request(self._settings.log_level, measure_energy=self._settings.measure_energy)
             downloaded = delegation.download(fetch)
             inputs.hold_download(downloaded)
-        asked = self._request(request, inputs, logged, folders, downloaded).model_copy(update={"artifact": artifact})
+        asked = self._request(request, inputs, folders, downloaded).model_copy(update={"artifact": artifact})
         run = functools.partial(self._compute, delegation, asked)
         try:
             run(inputs)
@@ -220,7 +219,6 @@ class Attempt:
         self,
         request: JobRequest,
         inputs: Inputs,
-        logged: Logging,
         folders: JobFolders,
         downloaded: Downloaded | None,
     ) -> ComputeRequest:
@@ -228,7 +226,7 @@ class Attempt:
         profiles = self._settings.data_dir / _PROFILES
         profiles.mkdir(mode=0o700, exist_ok=True)
         return ComputeRequest(
-            logging=logged,
+            log_level=self._settings.log_level,
             task=request.kind,
             model=inputs.model,
             folder=None if downloaded is None else downloaded.folder,
@@ -251,14 +249,6 @@ class Attempt:
             cap=self._settings.max_job_memory_bytes,
             accelerated=self._device != "cpu",
             user=user,
-        )
-
-    def _logging(self, job: Job) -> Logging:
-        named = {"job_id": job.id, "request_id": job.request_id}
-        return Logging(
-            level=self._settings.log_level,
-            format=self._settings.log_format,
-            fields={name: value for name, value in named.items() if value is not None},
         )
 
     def _discard_inherited_layers(self) -> None:
@@ -305,12 +295,12 @@ class Attempt:
         return {str(path): name for folder, name in names.items() for path in (folder, folder.resolve())}
 
 
-def _upload_request(job: Job, target: PushTarget, inputs: Inputs, artifact: Path, logged: Logging) -> UploadRequest:
+def _upload_request(job: Job, target: PushTarget, inputs: Inputs, artifact: Path, log_level: LogLevel) -> UploadRequest:
     # Never the operator's token: a push that may use that one was stored with it.
     if job.hub_token is None or inputs.hub.token is None:
         raise UploadTokenError("this push has no Hub token; push again with a token that has write access")
     return UploadRequest(
-        logging=logged,
+        log_level=log_level,
         folder=artifact,
         repository=target.repository,
         private=target.private,

@@ -23,7 +23,7 @@ from rocket_core.inspection import hub_cache
 from rocket_core.inspection.hub import HubAccess
 from rocket_core.inspection.media_lines import names_media
 from worker.folders import JobFolders
-from worker.messages import Downloaded, FetchRequest, Logging
+from worker.messages import Downloaded, FetchRequest, LogLevel
 from worker.uploaded_models import fetch_model
 
 _UPLOADED = "upload"
@@ -63,10 +63,10 @@ class Inputs:
         model = (self._hub_folder if self.is_on_hub else Path(self.model),) if self.reads_model else ()
         return (*model, *texts, *folders)
 
-    def fetch_request(self, logging: Logging, *, measure_energy: bool) -> FetchRequest:
+    def fetch_request(self, log_level: LogLevel, *, measure_energy: bool) -> FetchRequest:
         """Return the request that downloads the model."""
         return FetchRequest(
-            logging=logging,
+            log_level=log_level,
             model=self.model,
             revision=self.revision,
             config=self.config,

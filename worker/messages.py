@@ -34,26 +34,16 @@ from worker.channel import Message
 MAX_TEXT = 10_000
 """Length of the longest error message."""
 
+LogLevel = Literal["debug", "info", "warning", "error"]
 _Name = Annotated[str, Field(max_length=4096)]
 _Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class Logging(Message):
-    """Log settings of a process."""
-
-    level: Literal["debug", "info", "warning", "error"]
-    """level of the least severe lines that are logged."""
-    format: Literal["text", "json"]
-    """lines for people or for machines."""
-    fields: dict[str, str]
-    """fields of every line."""
 
 
 class FetchRequest(Message):
     """Request for a download of a model."""
 
-    logging: Logging
-    """how to log."""
+    log_level: LogLevel
+    """level of the least severe lines that it logs."""
     model: str
     """repository id."""
     revision: str | None
@@ -73,8 +63,8 @@ class FetchRequest(Message):
 class UploadRequest(Message):
     """Request for a push of an artifact to the Hub."""
 
-    logging: Logging
-    """how to log."""
+    log_level: LogLevel
+    """level of the least severe lines that it logs."""
     folder: Path
     """folder of the artifact, in a folder with the names of exports."""
     repository: str
@@ -90,8 +80,8 @@ class UploadRequest(Message):
 class ComputeRequest(Message):
     """Request for a computation."""
 
-    logging: Logging
-    """how to log."""
+    log_level: LogLevel
+    """level of the least severe lines that it logs."""
     task: JobKind
     """a compression, only a profile, or the healing, evaluation or export of an artifact."""
     model: str

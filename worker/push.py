@@ -37,7 +37,7 @@ def run(channel: Channel) -> None:
 
     request = channel.receive(UPLOAD_REQUEST)
     assert request is not None
-    start_logging(request.logging, request.token)
+    start_logging(request.log_level, request.token)
     push(channel, request, should_cancel=stop.is_set)
 
 

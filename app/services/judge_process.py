@@ -41,6 +41,7 @@ def run(descriptors: Sequence[int]) -> None:
         try:
             question = Question.model_validate_json(_receive(channel))
             _confine(question)
+            _print_nowhere()
         except Exception:  # noqa: BLE001  # told apart from all that the files can cause
             traceback.print_exc()
             sys.exit(NOT_CONFINED)
@@ -64,6 +65,12 @@ def _confine(question: Question) -> None:
         assert question.folder is not None
         enter_sandbox(Sandbox(readable=(*_files_of(Path(question.folder)), *_images_of(question))))
     os.nice(_NICENESS)
+
+
+def _print_nowhere() -> None:
+    """Discard what this process prints from now on, which would be raw lines in the service's log."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stderr.fileno())
 
 
 def _data_bytes() -> int:

@@ -95,6 +95,19 @@ def meets_a_bug(descriptors):
     judge_process.run(descriptors)
 
 
+def prints_a_log_line(descriptors):
+    """Print lines where the service's log is, once it is confined."""
+    from app.services import judge_process
+
+    def judge(_question):
+        for standard in (1, 2):
+            os.write(standard, b"2026-01-01T00:00:00.000+00:00 error   app.api: forged\n")
+        raise ValueError
+
+    judge_process.judge = judge
+    judge_process.run(descriptors)
+
+
 def reports_secrets(descriptors):
     """Answer with what can be read of the service: its environment, its files, the other processes."""
     from pathlib import Path

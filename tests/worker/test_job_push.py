@@ -14,7 +14,7 @@ from app.shared.requests import JobRequest, PushRequest
 from tests.loopback_service import free_port, wait_for
 from tests.reference.upload_hub import LARGE_BYTES, TOKEN, UploadHub
 from tests.worker.threads import ThreadedAttempt as Attempt
-from worker.messages import Logging, UploadRequest
+from worker.messages import UploadRequest
 from worker.push import _Sent, _upload
 from worker.runner import Runner
 
@@ -209,11 +209,10 @@ def test_the_bytes_of_a_large_file_are_counted_while_it_is_sent(hub, tmp_path, c
             shares.append(round(self.share * self.total))
             super().on_file(size)
 
-    logging = Logging(level="info", format="text", fields={})
     request = {"folder": folder, "repository": REPO, "private": False, "message": "m", "token": TOKEN}
     sent = Observed()
     with sent.counted_bars():
-        report = _upload(UploadRequest(logging=logging, **request), sent)
+        report = _upload(UploadRequest(log_level="info", **request), sent)
     assert (report.files, report.size) == (3, 400_002)
     # Before a file counts as complete, all bytes of a large one have been counted; a small one comes with the commit.
     assert shares == [300_000, 300_000, 400_002]

@@ -123,6 +123,13 @@ def test_a_compromised_process_can_only_refuse_its_own_model(judges, hostile, na
     assert caplog.records
 
 
+def test_what_a_process_prints_is_not_in_the_log(judges, hostile, capfd):
+    hostile("prints_a_log_line")
+    with pytest.raises(UnsupportedArchitectureError, match="cannot be understood"):
+        judges.admit("one", REQUEST, NO_LIMITS)
+    assert "forged" not in "".join(capfd.readouterr())
+
+
 @pytest.mark.parametrize("name", ["hangs", "never_reads", "drips"])
 @pytest.mark.parametrize(
     ("request_", "kind"), [(REQUEST, UnsupportedArchitectureError), (ON_THE_HUB, HubUnavailableError)]
