@@ -2,13 +2,14 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from rocket_core.config import STAGES
+from rocket_core.config import STAGES, Stage
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.report.healing import HealingPoint
 from rocket_core.report.push import PushReport
@@ -54,6 +55,8 @@ Received = TypeVar("Received")
 _LOOK_SECONDS = 0.1
 # A signal to stop may reach a process slightly before it reaches the attempt.
 _STOP_SECONDS = 2.0
+# Stages that a later attempt starts again: a process in them need not be waited for.
+_UNKEPT = frozenset({"downloading", "preflight", "evaluating"})
 # Less than the progress that a run reports first after its download.
 _DOWNLOAD_SHARE = 0.04
 # Several times as many as a loss curve has.
@@ -200,7 +203,7 @@ class Delegation:
                     )
                 )
                 child.channel.send(request)
-                self._converse(child, kinds, handle)
+                self._converse(child, kinds, handle, conversation)
                 child.wait()
             except ChannelClosedError:
                 raise self._lost(child, memory) from None
@@ -219,12 +222,21 @@ class Delegation:
             _log.error("cannot start a process of the job: %s", error)
             raise ReportedError(lost("the job's process could not be started; see the worker's log")) from None
 
-    def _converse(self, child: Child, kinds: TypeAdapter[Received], handle: Callable[[Received, Child], bool]) -> None:
-        has_asked = False
+    def _converse(
+        self,
+        child: Child,
+        kinds: TypeAdapter[Received],
+        handle: Callable[[Received, Child], bool],
+        conversation: "_Conversation | None",
+    ) -> None:
+        asked_at: float | None = None
         while True:
-            if self._stop.is_set() and not has_asked:
+            if self._stop.is_set() and asked_at is None:
                 child.ask_to_stop()
-                has_asked = True
+                asked_at = time.monotonic()
+            is_late = asked_at is not None and time.monotonic() - asked_at > _STOP_SECONDS
+            if is_late and conversation is not None and conversation.stage in _UNKEPT:
+                raise CompressionCancelledError("cancelled while the process of the job could not answer")
             message = child.channel.receive(kinds, seconds=_LOOK_SECONDS)
             if message is not None and handle(message, child):
                 return
@@ -258,6 +270,11 @@ class _Conversation:
         self._stage = 0
         self._points = 0
         self.memory: MemoryLimit | None = None
+
+    @property
+    def stage(self) -> Stage:
+        """The current stage."""
+        return STAGES[self._stage]
 
     def handle(self, message: FromCompute, child: Child) -> bool:
         """Write what a message reports, and answer it; return whether the process has finished."""

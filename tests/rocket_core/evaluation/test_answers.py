@@ -105,6 +105,17 @@ def test_a_chat_template_makes_the_prompt_a_message(tmp_path, folders):
     assert chat.tokens.tolist() == plain.tokens.tolist()
 
 
+def test_a_chat_template_that_does_not_end_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr("rocket_core.evaluation.answers.TEMPLATE_SECONDS", 0.2)
+    folder = save_tiny_model("llama", tmp_path)
+    tokenizer = byte_tokenizer()
+    loops = "{% for a in range(100000) %}" * 3 + "{% endfor %}" * 3
+    tokenizer.chat_template = loops
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(CheckpointFormatError, match=r"the chat template of .* took more than 0 seconds of processor"):
+        read_prompts(open_model(folder), ["hi"], 4)
+
+
 @pytest.mark.parametrize(
     "template",
     ["{% for %}", "{{ raise_exception('no user') }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ 1 / 0 }}"],
