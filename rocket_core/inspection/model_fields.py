@@ -263,8 +263,9 @@ def _problem_with(field: _Field) -> str | None:
         problem = NOT_A_TOKEN
     elif name in _INTEGERS:
         problem = _problem_with_integer(field, value)
-    elif _is_limited(name) and any(abs(size) >= _MAX_SIZE for size in field.integers()):
-        problem = "out of range"
+    elif _is_limited(name):
+        least = 0 if _COUNTS.fullmatch(name) else 1 - _MAX_SIZE
+        problem = None if all(least <= size < _MAX_SIZE for size in field.integers()) else "out of range"
     return problem
 
 

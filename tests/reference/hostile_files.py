@@ -125,6 +125,7 @@ CONFIGS: dict[str, Callable[[], bytes]] = {
     "huge_layers_of_a_nested_text_model": config_with(model_type="llava", text_config={"num_hidden_layers": HUGE}),
     "huge_attention_types": config_with(model_type="gpt_neo", attention_types=[[["global"], HUGE]]),
     "huge_depths": config_with(model_type="levit", depths=[2, HUGE]),
+    "negative_heads": config_with(n_head=-1),
     "negative_layers": config_with(num_hidden_layers=-1),
     "negative_positions": config_with(max_position_embeddings=-64),
     "model_type_of_a_list": config_with(model_type=["llama"]),

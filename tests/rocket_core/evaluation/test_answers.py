@@ -4,11 +4,12 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from rocket_core.errors import CheckpointFormatError, InvalidConfigError
+from rocket_core.errors import CheckpointFormatError, InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.evaluation import Measurement, compare_models, greedy_answer, load_model, open_model, read_prompts
 from rocket_core.evaluation.answers import first_difference, token_texts
 from rocket_core.report.answers import pieces_after, pieces_before
 from tests.reference.encoders import save_bert
+from tests.reference.hostile_models import edit_json
 from tests.reference.language_models import divergence_of, next_logits
 from tests.reference.tiny_models import byte_tokenizer, save_tiny_model
 from tests.rocket_core.evaluation.test_comparison import save_disturbed, windows_of
@@ -91,6 +92,13 @@ def test_penalties_of_the_folder_do_not_apply(folders):
     expected = greedy_answer(model, prompt, count=8, stops=())
     model.generation_config = GenerationConfig(repetition_penalty=50.0, do_sample=True, bad_words_ids=[[5]])
     assert greedy_answer(model, prompt, count=8, stops=()).tolist() == expected.tolist()
+
+
+def test_a_decoder_that_claims_to_be_a_pair_is_refused(tmp_path):
+    folder = save_tiny_model("llama", tmp_path)
+    edit_json(folder / "config.json", is_encoder_decoder=True)
+    with pytest.raises(UnsupportedArchitectureError, match=r"config\.json of .* has a value of is_encoder_decoder"):
+        read_prompts(open_model(folder), ["hi"], 4)
 
 
 def test_a_chat_template_makes_the_prompt_a_message(tmp_path, folders):
