@@ -13,6 +13,7 @@ from rocket_core.config import STAGES, Stage
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.report.healing import HealingPoint
 from rocket_core.report.push import PushReport
+from worker.artifacts import check_evaluation
 from worker.channel import ChannelClosedError, ChannelError, Message
 from worker.children import COMPUTE_PROGRAM, FETCH_PROGRAM, PUSH_PROGRAM, Child, Launcher
 from worker.confinement import Confinement
@@ -301,6 +302,7 @@ class _Conversation:
             case Costed():
                 self._writer.on_costs(message.stages)
             case Evaluated():
+                check_evaluation(message.report)
                 self._writer.on_evaluated(message.report)
         child.channel.send(answer)
         return False

@@ -76,10 +76,6 @@ _TABLE_FAMILIES = frozenset(
 _FACTORIZED_FAMILIES = frozenset({"deberta", "deberta-v2", "electra", "opt"})
 
 
-NOT_A_TOKEN = "neither the number of a token nor a list of them"
-"""What is wrong with a value that `is_token` rejects."""
-
-
 def find_number(config: Mapping[str, object], names: Iterable[str]) -> int | None:
     """Return the first positive integer under one of the names; None if no field has one.
 
@@ -99,10 +95,11 @@ def active_part(config: Mapping[str, object]) -> float:
     return 1.0 if experts is None or chosen is None else min(1.0, chosen / experts)
 
 
-def is_token(value: object) -> bool:
-    """Return whether a value is the number of a token, or a list of them; some models have -1 for none."""
+def problem_with_token(value: object) -> str | None:
+    """Return what is wrong with the number of a token, or a list of them; None if nothing. Some models have -1."""
     tokens = value if isinstance(value, list) else [value]
-    return all(type(token) is int and abs(token) < _MAX_SIZE for token in tokens)
+    is_valid = all(type(token) is int and abs(token) < _MAX_SIZE for token in tokens)
+    return None if is_valid else "neither the number of a token nor a list of them"
 
 
 def longer_side(config: Mapping[str, object], name: str) -> int:
@@ -259,8 +256,8 @@ def _problem_with(field: _Field) -> str | None:
         problem = "no setting of a model: transformers computes it"
     elif name == "num_labels" and any(count > _MAX_LABELS_ALONE for count in field.integers()):
         problem = "out of range"
-    elif _TOKEN.fullmatch(name) and not is_token(value):
-        problem = NOT_A_TOKEN
+    elif _TOKEN.fullmatch(name):
+        problem = problem_with_token(value)
     elif name in _INTEGERS:
         problem = _problem_with_integer(field, value)
     elif _is_limited(name):

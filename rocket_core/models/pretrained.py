@@ -36,7 +36,7 @@ from rocket_core.errors import (
     RocketError,
     UnsupportedArchitectureError,
 )
-from rocket_core.inspection.model_fields import NOT_A_TOKEN, check_fields, is_token
+from rocket_core.inspection.model_fields import check_fields, problem_with_token
 from rocket_core.inspection.model_files import CONFIG_NAME, read_file, read_start
 from rocket_core.inspection.normalizers import check_expansion
 from rocket_core.inspection.preconditions import MAX_CONFIG_BYTES, parse_config
@@ -191,8 +191,9 @@ def check_settings(folder: Path) -> None:
         _read_json(folder, file)
     generation = _read_json(folder, _GENERATION)
     stops = generation.get("eos_token_id")
-    if stops is not None and not is_token(stops):
-        raise CheckpointFormatError(f"{folder / _GENERATION}: eos_token_id is {NOT_A_TOKEN}; {_ADVICE}")
+    problem = None if stops is None else problem_with_token(stops)
+    if problem is not None:
+        raise CheckpointFormatError(f"{folder / _GENERATION}: eos_token_id is {problem}; {_ADVICE}")
     if generation:
         with interpreting(str(folder / _GENERATION)):
             GenerationConfig.from_pretrained(folder, local_files_only=True)

@@ -15,8 +15,8 @@ _AGAIN_AFTER = 0.25
 def time_limit(seconds: float, error: Exception) -> Iterator[None]:
     """Raise an error once the context has taken so much processor time; it must not be nested.
 
-    The error interrupts Python, such as a template. Compiled code, such as a regular expression of a tokenizer, does not
-    return to raise it: after twice the time the kernel ends the process with SIGPROF. There is no limit in a thread
+    The error interrupts Python, such as a template. Compiled code, such as a regular expression of a tokenizer, does
+    not return to raise it: after twice the time the kernel ends the process with SIGPROF. There is no limit in a thread
     other than the main one, where Python handles no signals.
 
     Args:

@@ -151,7 +151,7 @@ CONFIGS: dict[str, Callable[[], bytes]] = {
     "attention_chunk_size_beyond_64_bits": config_with(attention_chunk_size=2**70),
     "is_causal_of_text": config_with(is_causal="x"),
     "kv_sharing_modes_of_text": config_with(kv_sharing_modes="x"),
-    "token_of_text": config_with(eos_token_id="x"),
+    "token_of_text": config_with(eos_token_id="x"),  # noqa: S106 - no secret
     "token_of_a_flag": config_with(bos_token_id=True),
     "token_beyond_64_bits": config_with(eos_token_id=[2, 2**70]),
     "duplicate_key": lambda: b'{"model_type": "llama", "num_hidden_layers": 2, "num_hidden_layers": 3}',

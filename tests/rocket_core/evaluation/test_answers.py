@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -7,7 +8,7 @@ from transformers import GenerationConfig
 from rocket_core.errors import CheckpointFormatError, InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.evaluation import Measurement, compare_models, greedy_answer, load_model, open_model, read_prompts
 from rocket_core.evaluation.answers import first_difference, token_texts
-from rocket_core.report.answers import pieces_after, pieces_before
+from rocket_core.report.answers import ComparedAnswer, pieces_after, pieces_before
 from tests.reference.encoders import save_bert
 from tests.reference.hostile_models import edit_json
 from tests.reference.language_models import divergence_of, next_logits
@@ -169,6 +170,27 @@ def test_progress_rises_through_the_answers(answer, folders):
     shares = [share for share, _ in told]
     assert shares == sorted(shares)
     assert (shares[-1], told[-1][1]) == (1, "compressed, answers")
+
+
+def test_texts_of_tokens_are_cut(answer, folders, tmp_path_factory):
+    long = save_tiny_model("llama", tmp_path_factory.mktemp("long"))
+    decoder = json.loads((long / "tokenizer.json").read_text())["decoder"]
+    replace = {"type": "Replace", "pattern": {"Regex": "."}, "content": "e" * 20_000}
+    edit_json(long / "tokenizer.json", decoder={"type": "Sequence", "decoders": [decoder, replace]})
+    _, [compared] = answer(open_model(long), folders[1], texts=["The dict"])
+    for texts in ([token.text for token in compared.before], compared.after):
+        assert max(texts, key=len) == "e" * 255 + "…"
+
+
+def test_an_answer_has_a_longest_text():
+    token = {"text": "abc" * 50, "before": 1.0, "after": 1.0, "kl_divergence": 0.0}
+    compared = ComparedAnswer(
+        prompt="p", is_chat=False, before=[token] * 200, after=["abc" * 50] * 200, first_difference=None
+    )
+    for texts in ([token.text for token in compared.before], compared.after):
+        assert len("".join(texts)) == 2**14
+        assert "".join(texts).endswith("…")
+        assert texts[-1] == ""
 
 
 def test_pieces_mark_where_the_answers_part(answer, folders):
