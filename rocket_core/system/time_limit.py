@@ -1,4 +1,4 @@
-"""A limit on the processor time of code that runs what a stranger wrote."""
+"""A limit on the processor time of code that interprets untrusted files."""
 
 import signal
 import threading
@@ -35,6 +35,6 @@ def time_limit(seconds: float, error: Exception) -> Iterator[None]:
         stack.callback(signal.setitimer, signal.ITIMER_PROF, 0)
         stack.callback(signal.setitimer, signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_PROF, _KILLED_AT * seconds)
-        # A library may catch the first error and go on.
+        # A library may catch the first error and continue.
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _AGAIN_AFTER * seconds)
         yield

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import JSON, ColumnElement, String, func, literal, or_, select, type_coerce
+from sqlalchemy import JSON, ColumnElement, SQLColumnExpression, String, func, literal, or_, select, type_coerce
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
@@ -124,7 +124,7 @@ def list_measured(session: Session, owner: str, model_id: str, *, limit: int) ->
     return [(job, EvaluationReport.model_validate(body)) for job, body in measured]
 
 
-def _without_answers(session: Session, body: ColumnElement[Any]) -> ColumnElement[Any]:
+def _without_answers(session: Session, body: SQLColumnExpression[Any]) -> ColumnElement[Any]:
     """Return a stored evaluation without the texts of the models, which are most of it; null if it is."""
     if session.get_bind().dialect.name == "sqlite":
         return type_coerce(func.json_remove(body, "$.answers"), JSON(none_as_null=True))

@@ -45,7 +45,10 @@ def test_the_experts_of_a_large_mixture_become_one():
     assert len(layers) > MOST_LAYERS
     found = summarize_layers(layers)
     assert len(found) == 3 * 4
-    assert [layer.name for layer in found[:2]] == ["model.layers.0.self_attn.q_proj", "model.layers.0.mlp.experts.*.gate"]
+    assert [layer.name for layer in found[:2]] == [
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.0.mlp.experts.*.gate",
+    ]
     assert found[0] == layers[0]
     for total in ("stored_bytes", "kept_parameters"):
         assert sum(getattr(one, total) for one in found) == sum(getattr(one, total) for one in layers)
