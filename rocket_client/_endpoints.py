@@ -29,6 +29,7 @@ from rocket_client.models import (
     PushList,
     ReceivedFile,
     Upload,
+    UploadedFile,
     UploadedModel,
     WebhookDetails,
     WebhookList,
@@ -107,6 +108,11 @@ def announce_model(name: str, sizes: Mapping[str, int]) -> Call[UploadedModel]:
 def get_model(name: str) -> Call[UploadedModel]:
     """Return the request for an uploaded model."""
     return Call(method="GET", path=_model_path(name), answer=UploadedModel)
+
+
+def get_file(name: str, path: str) -> Call[UploadedFile]:
+    """Return the request for a file of an uploaded model, with what has arrived of it."""
+    return Call(method="GET", path=_model_path(name, "files", quote(path)), answer=UploadedFile)
 
 
 def check_model(name: str) -> Call[UploadedModel]:

@@ -91,6 +91,7 @@ class _Upload:
         self._name = name
         self._files = {file.path: file for file in model.files}
         self._received = {file.path: file.received for file in model.files}
+        self._unchecked = {file.path for file in model.files if file.received}
         self._total = model.size
         self._piece_bytes = min(model.piece_bytes, _PIECE_BYTES)
         self._on_progress = on_progress
@@ -102,8 +103,11 @@ class _Upload:
         if start >= stop:
             self._note(path)
             return
+        if path in self._unchecked:
+            arrived: UploadedFile = yield _endpoints.get_file(self._name, path)
+            self._check_arrived(arrived)
+            self._unchecked.remove(path)
         with (self._folder / path).open("rb") as stream:
-            self._check_arrived(self._files[path])
             stream.seek(start)
             while start < stop:
                 content = stream.read(min(self._piece_bytes, stop - start))

@@ -466,7 +466,7 @@ class UploadedModel(Resource):
     """most bytes that one request may append to a file."""
     created_at: datetime
     """when it was announced."""
-    files: tuple[UploadedFile, ...]
+    files: tuple[ReceivedFile, ...]
     """its files, by path."""
 
 

@@ -12,13 +12,19 @@ from pydantic import ValidationError
 from app.shared.errors import StorageError
 from app.shared.outcomes import NewArtifact
 from app.shared.storage import ArtifactStore
+from rocket_core.report.layer_groups import summarize_report
+from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import CompressionReport
 
 REPORT_NAME = "report.json"
 
 _MEDIA_TYPES = {".safetensors": "application/vnd.safetensors", ".md": "text/markdown", ".jinja": "text/plain"}
 _REPORTS = (REPORT_NAME, "report.html")
-_MAX_REPORT_BYTES = 2**28
+# That of a mixture of 46,000 layers has 40 MiB.
+_MAX_REPORT_BYTES = 2**26
+# What the service keeps of a report, and reads for every page about it; a mixture of 18,000 layers is within that.
+_MAX_KEPT_BYTES = 12 * 2**20
+_MAX_EVALUATION_BYTES = 2**22
 _MAX_FILES = 10_000
 _MAX_NAME = 512
 
@@ -32,7 +38,7 @@ class StoredResult:
 
 
 def read_report(output: Path) -> CompressionReport:
-    """Return the report of a compression.
+    """Return the report of a compression as the service keeps it, with the layers of a very large mixture summarised.
 
     Raises:
         StorageError: it is missing, not a regular file, too large, or not a report.
@@ -53,7 +59,35 @@ def read_report(output: Path) -> CompressionReport:
         raise StorageError("the report of the compression is damaged; retry the job") from error
     if any(export.folder != export.kind for export in report.exports):
         raise StorageError("the report of the compression names a folder that is not an artifact's; retry the job")
-    return report
+    return _kept(report)
+
+
+def _kept(report: CompressionReport) -> CompressionReport:
+    kept = report if _size(report) <= _MAX_KEPT_BYTES else summarize_report(report)
+    if _size(kept) > _MAX_KEPT_BYTES or any(len(layer.name) > _MAX_NAME for layer in kept.layers):
+        raise StorageError(
+            f"the report of the compression has more than {_MAX_KEPT_BYTES} bytes beyond its layers, or a layer's name "
+            f"more than {_MAX_NAME} characters; check the names in the checkpoint and the tokenizer"
+        )
+    if kept.evaluation is not None:
+        check_evaluation(kept.evaluation)
+    return kept
+
+
+def check_evaluation(report: EvaluationReport) -> None:
+    """Raise an error unless an evaluation is small enough for a page.
+
+    Raises:
+        StorageError: it is too large.
+    """
+    if _size(report) > _MAX_EVALUATION_BYTES:
+        raise StorageError(
+            f"the evaluation has more than {_MAX_EVALUATION_BYTES} bytes; give fewer prompts, or lower answer_tokens"
+        )
+
+
+def _size(report: CompressionReport | EvaluationReport) -> int:
+    return len(report.model_dump_json())
 
 
 def result_files(report: CompressionReport, output: Path) -> list[Path]:

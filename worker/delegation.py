@@ -10,10 +10,11 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from app.shared.confinement import Sandbox
-from rocket_core.config import STAGES
+from rocket_core.config import STAGES, Stage
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.report.healing import HealingPoint
 from rocket_core.report.push import PushReport
+from worker.artifacts import check_evaluation
 from worker.channel import ChannelClosedError, ChannelError, Message
 from worker.children import COMPUTE_PROGRAM, FETCH_PROGRAM, PUSH_PROGRAM, Child, Launcher
 from worker.confinement import Confinement
@@ -59,6 +60,8 @@ _LOOK_SECONDS = 0.1
 _DISK_SECONDS = 0.5
 # A signal to stop may reach a process slightly before it reaches the attempt.
 _STOP_SECONDS = 2.0
+# Stages that a later attempt starts again: a process in them need not be waited for.
+_UNKEPT = frozenset({"downloading", "preflight", "evaluating"})
 # Less than the progress that a run reports first after its download.
 _DOWNLOAD_SHARE = 0.04
 # Several times as many as a loss curve has.
@@ -210,7 +213,7 @@ class Delegation:
                     limits.add(child.pid, is_raised=conversation is not None)
                 child.channel.send(confinement)
                 child.channel.send(request)
-                self._converse(child, kinds, handle, limits)
+                self._converse(child, kinds, handle, limits, conversation)
                 child.wait()
             except ChannelClosedError:
                 raise self._lost(child, limits) from None
@@ -236,16 +239,20 @@ class Delegation:
         kinds: TypeAdapter[Received],
         handle: Callable[[Received, Child], bool],
         limits: ProcessLimits,
+        conversation: "_Conversation | None",
     ) -> None:
-        has_asked = False
+        asked_at: float | None = None
         checked_at = 0.0
         while True:
             if time.monotonic() - checked_at > _DISK_SECONDS:
                 limits.check_disk()
                 checked_at = time.monotonic()
-            if self._stop.is_set() and not has_asked:
+            if self._stop.is_set() and asked_at is None:
                 child.ask_to_stop()
-                has_asked = True
+                asked_at = time.monotonic()
+            is_late = asked_at is not None and time.monotonic() - asked_at > _STOP_SECONDS
+            if is_late and conversation is not None and conversation.stage in _UNKEPT:
+                raise CompressionCancelledError("cancelled while the process of the job could not answer")
             message = child.channel.receive(kinds, seconds=_LOOK_SECONDS)
             if message is not None and handle(message, child):
                 return
@@ -281,6 +288,11 @@ class _Conversation:
         self._has_required = False
         self.limits: ProcessLimits | None = None
 
+    @property
+    def stage(self) -> Stage:
+        """The current stage."""
+        return STAGES[self._stage]
+
     def handle(self, message: FromCompute, child: Child) -> bool:
         """Write what a message reports, and answer it; return whether the process has finished."""
         match message:
@@ -304,6 +316,7 @@ class _Conversation:
             case Costed():
                 self._writer.on_costs(message.stages)
             case Evaluated():
+                check_evaluation(message.report)
                 self._writer.on_evaluated(message.report)
         child.channel.send(Acknowledged())
         return False

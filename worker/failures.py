@@ -5,6 +5,7 @@ error                                     outcome of the job
 ========================================  ==============================================
 errors of the library, memory, disk       fails: a retry would fail as well
 network, database, a folder still in use  retried while attempts are left
+a tokenizer that does not return          fails: a retry would fail as well
 a process that was killed or crashed      retried while attempts are left
 no process or thread can be started       retried while attempts are left
 anything else                             fails with `internal_error`; the traceback is logged
@@ -18,12 +19,21 @@ from collections.abc import Callable, Mapping
 
 from app.shared.errors import AppError, DiskFullError, FencedOutError, WorkerLostError, is_disk_full
 from app.shared.outcomes import JobError
-from rocket_core.errors import CompressionCancelledError, InsufficientMemoryError, RocketError
+from rocket_core.errors import (
+    CheckpointFormatError,
+    CompressionCancelledError,
+    InsufficientMemoryError,
+    RocketError,
+)
 
 INTERNAL_ERROR = "internal_error"
 
 _LESS_MEMORY = "use fewer or shorter samples, or a machine with more memory"
 _OUT_OF_MEMORY = f"memory ran out; {_LESS_MEMORY}"
+_TOO_SLOW = (
+    "the model's tokenizer or processor took too much processor time, and was stopped; replace tokenizer.json and the "
+    "files next to it by the original ones"
+)
 _INTERNAL = "an unexpected error occurred; the worker's log has the details under this job's id"
 # What Rust, C++ and the OpenMP runtime print before they end a process whose allocation failed.
 _LAST_WORDS_WITHOUT_MEMORY = (
@@ -129,6 +139,9 @@ def ended(exit_code: int, *, last_words: str = "", ran_out: bool = False) -> Job
     """
     if ran_out or (exit_code != 0 and any(words in last_words for words in _LAST_WORDS_WITHOUT_MEMORY)):
         return JobError(code=InsufficientMemoryError.code, message=_OUT_OF_MEMORY)
+    if exit_code == -signal.SIGPROF:
+        # See `rocket_core.system.time_limit`.
+        return JobError(code=CheckpointFormatError.code, message=_TOO_SLOW)
     if exit_code == -signal.SIGKILL:
         return lost(f"the job's process was killed, probably because memory ran out; {_LESS_MEMORY}")
     if exit_code < 0:

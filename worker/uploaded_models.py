@@ -36,7 +36,7 @@ def fetch_model(
     with database.snapshot() as session:
         model = models.get_model(session, owner, name)
         models.require_ready(session, model)
-        files, pieces = models.list_files(session, model.id), models.list_pieces(session, model.id)
+        files = models.list_files(session, model.id)
     with storage_errors(folder):
         # Another model may have had the same name when an earlier job, which this one repeats, copied it.
         marker = folder / model.id
@@ -48,7 +48,9 @@ def fetch_model(
             target = folder / name / file.path
             if not target.is_file():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                _fetch(store, file, [piece for piece in pieces if piece.path == file.path], target, before_each)
+                with database.snapshot() as session:
+                    pieces = models.list_pieces(session, file)
+                _fetch(store, file, pieces, target, before_each)
     return folder / name
 
 

@@ -243,7 +243,7 @@ class UploadedFileView(contract.UploadedFile, extra="forbid"):
 class ModelUploadView(contract.UploadedModel, extra="forbid"):
     """A model that was uploaded, or is being uploaded."""
 
-    files: tuple[UploadedFileView, ...]
+    files: tuple[ReceivedFileView, ...]
     """its files, by path."""
 
 

@@ -36,6 +36,7 @@ from app.shared.models import (
     Job,
     JobEvent,
     ModelFile,
+    ModelPiece,
     Profile,
     Upload,
     UploadedModel,
@@ -120,9 +121,6 @@ def named_model_view(model: UploadedModel) -> NamedModelView:
 
 def model_upload_view(upload: UploadState, settings: Settings) -> ModelUploadView:
     """Return the view of a model's upload."""
-    pieces: dict[str, list[UploadedPieceView]] = {file.path: [] for file in upload.files}
-    for piece in upload.pieces:
-        pieces[piece.path].append(UploadedPieceView(size=piece.size, sha256=piece.sha256))
     model = upload.model
     return ModelUploadView(
         id=UPLOAD + model.name,
@@ -132,16 +130,19 @@ def model_upload_view(upload: UploadState, settings: Settings) -> ModelUploadVie
         parameters=model.parameters,
         piece_bytes=settings.max_upload_bytes,
         created_at=model.created_at,
-        files=tuple(
-            UploadedFileView(**received_file_view(file).model_dump(), pieces=tuple(pieces[file.path]))
-            for file in upload.files
-        ),
+        files=tuple(map(received_file_view, upload.files)),
     )
 
 
 def received_file_view(file: ModelFile) -> ReceivedFileView:
     """Return the view of a model's file."""
     return ReceivedFileView(path=file.path, size=file.size, received=file.received)
+
+
+def uploaded_file_view(file: ModelFile, pieces: Sequence[ModelPiece]) -> UploadedFileView:
+    """Return the view of a model's file with its pieces."""
+    arrived = tuple(UploadedPieceView(size=piece.size, sha256=piece.sha256) for piece in pieces)
+    return UploadedFileView(**received_file_view(file).model_dump(), pieces=arrived)
 
 
 def webhook_view(hook: Webhook) -> WebhookView:

@@ -21,6 +21,7 @@ from app.shared.repositories.jobs import JobFilter
 from rocket_core.report.figures import Figure
 from rocket_core.report.formatting import bytes_text
 from rocket_core.report.headlines import export_rows
+from rocket_core.report.layer_groups import summarize_report
 from rocket_core.report.quality import quality_rows
 from rocket_core.report.report_figures import allocation_difference
 from rocket_core.report.schema import CompressionReport
@@ -70,10 +71,16 @@ def _reports_of(context: Context, owner: str, job_ids: list[str]) -> list[tuple[
     for job_id in dict.fromkeys(job_ids):
         if not is_job_id(job_id):
             raise JobNotFoundError("no job has this id; see the list of jobs")
-        job = job_view(jobs.get_job(context, owner, job_id))
-        found.append((job, find_report(context, owner, job_id)))
+        job, report = job_view(jobs.get_job(context, owner, job_id)), find_report(context, owner, job_id)
+        found.append((job, None if report is None else _compared(report)))
     reports = with_quality(context, [(job.id, report) for job, report in found])
     return [(job, report) for (job, _), report in zip(found, reports, strict=True) if report is not None]
+
+
+def _compared(report: CompressionReport) -> CompressionReport:
+    """Return what is shown of a report, so that one at a time is in memory as a whole."""
+    evaluation = None if report.evaluation is None else report.evaluation.model_copy(update={"answers": ()})
+    return summarize_report(report).model_copy(update={"evaluation": evaluation})
 
 
 def _measured(

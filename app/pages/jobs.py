@@ -377,6 +377,6 @@ def _frontier(context: Context, owner: str, profile_id: str | None, report: Comp
     marked, error = None, None
     if report is not None:
         error = report.allocation.total_error
-        others = predictor.profile.bytes_beside(len(report.layers))
+        others = predictor.profile.bytes_beside(len(predictor.profile.layers) + len(report.tables))
         marked = others + sum(layer.stored_bytes for layer in report.layers)
     return frontier_of(predictor, points, marked_bytes=marked, marked_error=error)

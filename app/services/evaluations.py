@@ -14,6 +14,8 @@ from rocket_core.report.headlines import measured_quality
 from rocket_core.report.quality import EvaluationReport
 
 _MOST = 100
+# Each may have some megabytes.
+_WITH_ANSWERS = 3
 
 
 def evaluation_request(context: Context, owner: str, job_id: str, evaluation: EvaluationRequest) -> JobRequest:
@@ -53,13 +55,14 @@ def evaluation_request(context: Context, owner: str, job_id: str, evaluation: Ev
 
 
 def list_evaluations(context: Context, owner: str, job_id: str) -> Sequence[Evaluation]:
-    """Return the latest evaluations of a job's artifact, newest first.
+    """Return the latest evaluations of a job's artifact, newest first; only the first few with answers to prompts.
 
     Raises:
         JobNotFoundError: the job does not exist, or is not the tenant's.
     """
     with context.database.snapshot() as session:
-        return evaluations.list_evaluations(session, jobs.get_job(session, job_id, owner), limit=_MOST)
+        job = jobs.get_job(session, job_id, owner)
+        return evaluations.list_evaluations(session, job, limit=_MOST, answers=_WITH_ANSWERS)
 
 
 def read_results(context: Context, found: Sequence[Job]) -> Mapping[str, JobResult]:
@@ -80,7 +83,7 @@ def read_results(context: Context, found: Sequence[Job]) -> Mapping[str, JobResu
 
 
 def newest_evaluations(context: Context, job_ids: Sequence[str]) -> Mapping[str, EvaluationReport]:
-    """Return the newest later evaluation of each of a tenant's jobs that has one, by job."""
+    """Return the newest later evaluation of each of a tenant's jobs that has one, by job, without answers."""
     with context.database.snapshot() as session:
         return evaluations.newest_evaluations(session, job_ids)
 

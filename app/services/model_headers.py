@@ -3,7 +3,7 @@
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from app.shared.database import Database
@@ -56,7 +56,8 @@ class ModelHeaders:
         if folder.is_dir():
             return folder
         with self._database.snapshot() as session:
-            files, pieces = models.list_files(session, model.id), models.list_pieces(session, model.id)
+            files = models.list_files(session, model.id)
+            pieces = {file.path: models.list_pieces(session, file) for file in files if _is_judged(file.path)}
         missing = next((file for file in files if not has_head(file)), None)
         if missing is not None:
             raise ModelConflictError(
@@ -76,13 +77,13 @@ class ModelHeaders:
                 shutil.rmtree(temporary, ignore_errors=True)
         return folder
 
-    def _write(self, folder: Path, files: Sequence[ModelFile], pieces: Sequence[ModelPiece]) -> None:
+    def _write(self, folder: Path, files: Sequence[ModelFile], pieces: Mapping[str, Sequence[ModelPiece]]) -> None:
         for file in files:
             target = folder / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("xb") as stream:
-                left = (file.head or 0) if _is_judged(file.path) else 0
-                for piece in (each for each in pieces if each.path == file.path):
+                left = file.head or 0
+                for piece in pieces.get(file.path, ()):
                     if left == 0:
                         break
                     count = min(left, piece.size)

@@ -72,12 +72,10 @@ class UploadState:
     Attributes:
         model: the model.
         files: its files, by path.
-        pieces: what has arrived of them, in order.
     """
 
     model: UploadedModel
     files: Sequence[ModelFile]
-    pieces: Sequence[ModelPiece]
 
 
 def parse_digest(header: str | None) -> str | None:
@@ -142,6 +140,17 @@ def get_model(context: Context, owner: str, name: str) -> UploadState:
         return _state(session, models.get_model(session, owner, name))
 
 
+def get_file(context: Context, owner: str, name: str, path: str) -> tuple[ModelFile, Sequence[ModelPiece]]:
+    """Return a file of a tenant's model, and the pieces of it that have arrived, in order.
+
+    Raises:
+        UploadedModelNotFoundError: the tenant has announced no such model or file.
+    """
+    with context.database.snapshot() as session:
+        file = models.get_file(session, models.get_model(session, owner, name), path)
+        return file, models.list_pieces(session, file)
+
+
 def list_models(context: Context, owner: str) -> Sequence[UploadedModel]:
     """Return all models that a tenant has uploaded, or is uploading, by name."""
     with context.database.snapshot() as session:
@@ -153,7 +162,7 @@ def expect_piece(context: Context, owner: str, name: str, path: str, span: Range
 
     Raises:
         UploadedModelNotFoundError: the tenant has announced no such model or file.
-        InvalidRequestError: the file has another size, or the piece is too large.
+        InvalidRequestError: the file has another size, or the piece is too large or too small.
         ModelConflictError: the file continues elsewhere, or its model is not judged yet.
     """
     with context.database.snapshot() as session:
@@ -184,7 +193,7 @@ def save_piece(
 
     Raises:
         UploadedModelNotFoundError: the tenant has announced no such model or file.
-        InvalidRequestError: these are other bytes than announced.
+        InvalidRequestError: these are other bytes than announced, or too few or too many.
         ModelConflictError: the file continues elsewhere, or its model is not judged yet.
         RocketError: the bytes are not the start of a safetensors file.
         StorageError: they cannot be stored.
@@ -295,6 +304,13 @@ def _find_target(
             f"the first {known} bytes of {path} are its header; send no more before the model is judged "
             "(POST /models/NAME/check)"
         )
+    least = min(models.MIN_PIECE_BYTES, most)
+    # Before the first bytes are here, nothing says where the header ends.
+    if size < least and known is not None and span.stop not in {known, file.size}:
+        raise InvalidRequestError(
+            f"a piece has at least {least} bytes, except the last one of a file or its header; send more at once",
+            param="Content-Range",
+        )
     return file
 
 
@@ -315,9 +331,7 @@ def _peek(chunks: Iterable[bytes]) -> tuple[bytes, Iterator[bytes]]:
 
 
 def _state(session: Session, model: UploadedModel) -> UploadState:
-    return UploadState(
-        model=model, files=models.list_files(session, model.id), pieces=models.list_pieces(session, model.id)
-    )
+    return UploadState(model=model, files=models.list_files(session, model.id))
 
 
 def _forget(context: Context, removed: RemovedModel) -> None:

@@ -30,6 +30,7 @@ from rocket_core.errors import (
 from rocket_core.inspection.media_lines import Medium, first_medium
 from rocket_core.models.architecture import Architecture
 from rocket_core.models.pretrained import (
+    TEMPLATE_SECONDS,
     interpreting,
     load_media_processor,
     load_processor,
@@ -175,7 +176,7 @@ class Images:
         return CalibrationInputs(tensors={"pixel_values": torch.stack(pixels)})
 
     def _prepared(self, image: Any) -> Float32[Tensor, "channels height width"]:
-        with interpreting("preprocessor_config.json of the model"):
+        with interpreting("preprocessor_config.json of the model", seconds=TEMPLATE_SECONDS):
             pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
         if self.side is not None and max(pixels.shape[-2:]) != self.side:
             raise CalibrationError(
@@ -228,7 +229,7 @@ class Audio:
         )
 
     def _prepared(self, window: Float32[np.ndarray, " samples"], rate: int) -> Float32[Tensor, "bins frames"]:
-        with interpreting("preprocessor_config.json of the model"):
+        with interpreting("preprocessor_config.json of the model", seconds=TEMPLATE_SECONDS):
             features: Tensor = self.extractor(window, sampling_rate=rate, return_tensors="pt")["input_features"][0]
         if tuple(features.shape) != self.features:
             raise CalibrationError(

@@ -13,7 +13,7 @@ from rocket_core.config import CalibrationConfig
 from rocket_core.errors import CalibrationError, EmptyCalibrationError
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.media_lines import MediaLine, Medium, media_lines, without_image
-from rocket_core.models.pretrained import interpreting
+from rocket_core.models.pretrained import TEMPLATE_SECONDS, interpreting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class MediaWithText:
         if self.with_image and line.medium != "image":
             raise without_image(line)
         read = self._read(line)
-        with interpreting(f"the model's processor, on {line.where}", CalibrationError):
+        with interpreting(f"the model's processor, on {line.where}", CalibrationError, seconds=TEMPLATE_SECONDS):
             found = self.processor(text=[self._prompt(line)], return_tensors="pt", **read)
         tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         tokens = tensors["input_ids"]

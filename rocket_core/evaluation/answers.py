@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.stopping_criteria import StoppingCriteria
 
-from rocket_core.errors import CheckpointFormatError, InvalidConfigError
+from rocket_core.errors import CheckpointFormatError, InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.evaluation.divergence import divergence_per_token
 from rocket_core.evaluation.models import ModelFolder, check_token_ids
 from rocket_core.evaluation.windows import Prediction, predictions
 from rocket_core.inspection.footprint import positions
 from rocket_core.inspection.prompts import cannot_answer, too_long
-from rocket_core.models.pretrained import interpreting
+from rocket_core.models.pretrained import TEMPLATE_SECONDS, interpreting, tokenize, using
 from rocket_core.report.answers import AnswerToken, ComparedAnswer
 
 # What a tokenizer returns for a part of a character.
@@ -67,9 +67,15 @@ def read_prompts(folder: ModelFolder, texts: Sequence[str], answer_tokens: int) 
     Raises:
         InvalidConfigError: the model is an encoder, or a prompt has no tokens or leaves no room for an answer.
         CheckpointFormatError: the chat template cannot be used.
+        UnsupportedArchitectureError: config.json says that the decoder is an encoder-decoder.
     """
     if texts and not folder.predicts_tokens:
         raise cannot_answer(str(folder.path))
+    if texts and getattr(folder.config, "is_encoder_decoder", False):
+        raise UnsupportedArchitectureError(
+            f"the config.json of {folder.path} has a value of is_encoder_decoder that is true, which that of a decoder "
+            "is not; restore the model's original config.json"
+        )
     prompts = tuple(_read_prompt(folder, text) for text in texts)
     longest = positions(folder.config.to_dict())
     for number, prompt in enumerate(prompts, 1):
@@ -85,10 +91,10 @@ def _read_prompt(folder: ModelFolder, text: str) -> Prompt:
     is_chat = tokenizer.chat_template is not None
     if is_chat:
         message = [{"role": "user", "content": text}]
-        with interpreting(f"the chat template of {folder.path}", CheckpointFormatError):
+        with interpreting(f"the chat template of {folder.path}", CheckpointFormatError, seconds=TEMPLATE_SECONDS):
             ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
     else:
-        ids = tokenizer(text)["input_ids"]
+        ids = tokenize(tokenizer, text)["input_ids"]
     return Prompt(text=text, is_chat=is_chat, tokens=torch.tensor(ids, dtype=torch.int64))
 
 
@@ -222,12 +228,13 @@ def token_texts(
         ids = [*prompt.tolist(), *answer[:count].tolist()]
         return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
-    texts, known = [], text_of(0)
-    for count in range(1, len(answer) + 1):
-        text = text_of(count)
-        is_partial = text.endswith(_PARTIAL) and count < len(answer)
-        texts.append("" if is_partial else text[len(known) :].replace("\0", _PARTIAL))
-        known = known if is_partial else text
+    with using(tokenizer, 0):
+        texts, known = [], text_of(0)
+        for count in range(1, len(answer) + 1):
+            text = text_of(count)
+            is_partial = text.endswith(_PARTIAL) and count < len(answer)
+            texts.append("" if is_partial else text[len(known) :].replace("\0", _PARTIAL))
+            known = known if is_partial else text
     return texts
 
 

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rocket_core.config import HUB_TASKS
 from rocket_core.errors import HubUnavailableError, InvalidConfigError
+from rocket_core.models.pretrained import using
 from rocket_core.report.quality import TaskScore
 from rocket_core.schema import FrozenModel
 
@@ -138,6 +139,7 @@ def score_tasks(
         with _quiet():
             wrapped = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
             wrapped.loglikelihood = functools.partial(wrapped.loglikelihood, disable_tqdm=True)
+            wrapped.tok_encode = functools.partial(_encode, tokenizer, wrapped.tok_encode)
             answer: Any = evaluate(
                 lm=wrapped,
                 task_dict={"tasks": {task.name: task.implementation for task in tasks}, "groups": {}},
@@ -148,6 +150,13 @@ def score_tasks(
     finally:
         hook.remove()
     return tuple(score for task in tasks for score in _scores(task.name, answer))
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, encode: Callable[..., list[int]], text: str, **options: Any
+) -> list[int]:
+    with using(tokenizer, len(text)):
+        return encode(text, **options)
 
 
 def _scores(task: str, answer: Mapping[str, Any]) -> Iterator[TaskScore]:

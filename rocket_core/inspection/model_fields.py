@@ -28,6 +28,8 @@ _MAX_SIZE = 2**63
 _MAX_POSITIONS = 2**26
 # transformers creates a name for each.
 _MAX_LABELS = 2**17
+# As no checkpoint bounds them when config.json is read by itself.
+_MAX_LABELS_ALONE = 2**20
 
 # Tolerance for what a family may have beyond the stored weights: omitted towers, settings without effect.
 _SPARE_LAYERS = 256
@@ -55,8 +57,11 @@ _INTEGERS = frozenset(
     {*HIDDEN_SIZES, *POSITIONS, *_MAIN_LAYERS, "max_source_positions", "num_channels", "num_mel_bins", "vocab_size"}
 )
 _SIDES = frozenset({"image_size", "patch_size"})
-_FLAGS = frozenset({"is_encoder_decoder"})
+_FLAGS = frozenset({"is_causal", "is_encoder_decoder"})
 _OBJECTS = frozenset({"text_config"})
+# Fields that transformers reads from the config of any family, and checks in those families only that declare them.
+_WINDOWS = frozenset({"attention_chunk_size", "sliding_window"})
+_TOKEN = re.compile(r"\w+_token_id")
 # Names and numbers chosen by the author.
 _FREE = frozenset({"id2label", "label2id"})
 # Suffix of fields that choose an implementation, possibly for each part of the model: these are not sizes.
@@ -88,6 +93,13 @@ def active_part(config: Mapping[str, object]) -> float:
     """Return which part of its experts a mixture chooses for a token; 1 for other models, and for unusual fields."""
     experts, chosen = find_number(config, _EXPERTS), find_number(config, _CHOSEN)
     return 1.0 if experts is None or chosen is None else min(1.0, chosen / experts)
+
+
+def problem_with_token(value: object) -> str | None:
+    """Return what is wrong with the number of a token, or a list of them; None if nothing. Some models have -1."""
+    tokens = value if isinstance(value, list) else [value]
+    is_valid = all(type(token) is int and abs(token) < _MAX_SIZE for token in tokens)
+    return None if is_valid else "neither the number of a token nor a list of them"
 
 
 def longer_side(config: Mapping[str, object], name: str) -> int:
@@ -156,6 +168,7 @@ class _Field:
     name: str
     path: str
     value: object
+    holder: Mapping[str, object]
     is_main: bool
 
     def integers(self) -> Iterator[int]:
@@ -217,7 +230,7 @@ def _fields(config: Mapping[str, object]) -> Iterator[_Field]:
         for name, value in part.items():
             if not isinstance(name, str) or not is_field_name(name) or name in _FREE or name.endswith(_CHOICE):
                 continue
-            yield _Field(name=name, path=prefix + name, value=value, is_main=is_main)
+            yield _Field(name=name, path=prefix + name, value=value, holder=part, is_main=is_main)
             inner = f"{name}."
             if isinstance(value, Mapping):
                 waiting.append((value, inner, is_main and name == "text_config"))
@@ -235,10 +248,21 @@ def _problem_with(field: _Field) -> str | None:
         problem = "neither true nor false"
     elif name in _SIDES:
         problem = _problem_with_side(value)
+    elif name in _WINDOWS and field.is_main:
+        # Families that may leave the window out have 0 then.
+        is_used = field.holder.get("use_sliding_window") is not False
+        problem = None if _is_size(value) and (value or not is_used) else "not a number of tokens, at least 1"
+    elif name == "kv_sharing_modes":
+        problem = "no setting of a model: transformers computes it"
+    elif name == "num_labels" and any(count > _MAX_LABELS_ALONE for count in field.integers()):
+        problem = "out of range"
+    elif _TOKEN.fullmatch(name):
+        problem = problem_with_token(value)
     elif name in _INTEGERS:
         problem = _problem_with_integer(field, value)
-    elif _is_limited(name) and any(abs(size) >= _MAX_SIZE for size in field.integers()):
-        problem = "out of range"
+    elif _is_limited(name):
+        least = 0 if _COUNTS.fullmatch(name) else 1 - _MAX_SIZE
+        problem = None if all(least <= size < _MAX_SIZE for size in field.integers()) else "out of range"
     return problem
 
 

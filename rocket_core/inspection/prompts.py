@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from rocket_core.errors import InvalidConfigError
+from rocket_core.errors import CheckpointFormatError, InvalidConfigError
 from rocket_core.inspection.footprint import positions
 from rocket_core.inspection.preconditions import predicts_tokens
+from rocket_core.system.time_limit import time_limit
 
 TOKENIZER_NAME = "tokenizer.json"
 # Larger than those of vocabularies of 256,000 tokens.
 _MAX_TOKENIZER_BYTES = 2**26
+_SECONDS = 30.0
+_ADVICE = "replace it by the original"
 
 
 def check_prompts(config: Mapping[str, object], prompts: Sequence[str], answer_tokens: int, model: str) -> None:
@@ -60,6 +63,7 @@ def check_prompt_lengths(
 
     Raises:
         InvalidConfigError: a prompt and its answer have more tokens than the model has positions.
+        CheckpointFormatError: the tokenizer does not return in time.
     """
     longest, file = positions(config), folder / TOKENIZER_NAME
     if not prompts or longest is None or find_spec("tokenizers") is None:
@@ -73,7 +77,8 @@ def check_prompt_lengths(
     except Exception:  # noqa: BLE001  # the library raises nothing more specific; the run reports a damaged file
         return
     for number, prompt in enumerate(prompts, 1):
-        count = len(tokenizer.encode(prompt.strip(), add_special_tokens=False))
+        with time_limit(_SECONDS, CheckpointFormatError(f"{file} takes too much processor time; {_ADVICE}")):
+            count = len(tokenizer.encode(prompt.strip(), add_special_tokens=False))
         if count + answer_tokens > longest:
             raise too_long(number, count, answer_tokens, longest, model)
 

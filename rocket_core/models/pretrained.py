@@ -7,7 +7,7 @@ interpret the rest become errors of this library that name the file.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -36,11 +36,12 @@ from rocket_core.errors import (
     RocketError,
     UnsupportedArchitectureError,
 )
-from rocket_core.inspection.model_fields import check_fields
+from rocket_core.inspection.model_fields import check_fields, problem_with_token
 from rocket_core.inspection.model_files import CONFIG_NAME, read_file, read_start
 from rocket_core.inspection.normalizers import check_expansion
 from rocket_core.inspection.preconditions import MAX_CONFIG_BYTES, parse_config
 from rocket_core.inspection.unsafe_settings import check_redirections, without_code
+from rocket_core.system.time_limit import time_limit
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _SPECIAL_TOKENS = "special_tokens_map.json"
@@ -55,9 +56,17 @@ _LONGEST_REASON = 300
 _OUTPUTS = frozenset({"output_attentions", "output_hidden_states", "return_dict", "torchscript", "use_return_dict"})
 _ADVICE = "replace it by the original"
 
+# Processor time, far above that of real files on a slow machine: some tokenizers are converted when they are read.
+TEMPLATE_SECONDS = 30.0
+"""Processor time that a chat template or a processor may take for one message, image or recording."""
+_TOKENIZER_SECONDS = 300.0
+_CHARACTERS_PER_SECOND = 20_000
+
 
 @contextmanager
-def interpreting(subject: str, kind: type[RocketError] = CheckpointFormatError) -> Iterator[None]:
+def interpreting(
+    subject: str, kind: type[RocketError] = CheckpointFormatError, *, seconds: float | None = None
+) -> Iterator[None]:
     """Convert exceptions that transformers and tokenizers raise on untrusted files to an error of this library.
 
     Exceptions from our own code, called by them or not, pass through unchanged, so that bugs are not hidden.
@@ -65,13 +74,16 @@ def interpreting(subject: str, kind: type[RocketError] = CheckpointFormatError) 
     Args:
         subject: names the file or model in messages.
         kind: class of the error.
+        seconds: processor time that this may take, see `time_limit`; None means no limit.
 
     Raises:
         RocketError: an error of class `kind`.
         InsufficientMemoryError: reading the files takes more memory than is available.
     """
+    late = kind(f"{subject} took more than {seconds or 0:.0f} seconds of processor time, and was stopped; {_ADVICE}")
     try:
-        yield
+        with nullcontext() if seconds is None else time_limit(seconds, late):
+            yield
     except (RocketError, torch.OutOfMemoryError):
         raise
     except MemoryError as error:
@@ -143,10 +155,10 @@ def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
         config: its configuration, from `load_config`.
 
     Raises:
-        CheckpointFormatError: the tokenizer is missing, transformers cannot read it, a file refers to files elsewhere,
-            or the normalizer can make a text many times as long.
+        CheckpointFormatError: the tokenizer is missing, transformers cannot read it, or not in time, a file refers to
+            files elsewhere, or the normalizer can make a text many times as long.
     """
-    with interpreting(f"the tokenizer of {folder}"):
+    with interpreting(f"the tokenizer of {folder}", seconds=_TOKENIZER_SECONDS):
         settings = _read_json(folder, _TOKENIZER_CONFIG)
         for declared in (settings.get("tokenizer_class"), getattr(config, "tokenizer_class", None)):
             _check_class(declared, PreTrainedTokenizerBase, f"{folder / _TOKENIZER_CONFIG}: tokenizer_class")
@@ -173,11 +185,16 @@ def check_settings(folder: Path) -> None:
         folder: checkpoint folder.
 
     Raises:
-        CheckpointFormatError: transformers cannot read a file.
+        CheckpointFormatError: transformers cannot read a file, or would fail when it generates.
     """
     for file in _PROCESSOR_CONFIGS:
         _read_json(folder, file)
-    if _read_json(folder, _GENERATION):
+    generation = _read_json(folder, _GENERATION)
+    stops = generation.get("eos_token_id")
+    problem = None if stops is None else problem_with_token(stops)
+    if problem is not None:
+        raise CheckpointFormatError(f"{folder / _GENERATION}: eos_token_id is {problem}; {_ADVICE}")
+    if generation:
         with interpreting(str(folder / _GENERATION)):
             GenerationConfig.from_pretrained(folder, local_files_only=True)
 
@@ -279,10 +296,17 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, text: str | list[str], **option
         options: options for the tokenizer.
 
     Raises:
-        CheckpointFormatError: the tokenizer cannot process this text.
+        CheckpointFormatError: the tokenizer cannot process this text, or not in time.
     """
-    with interpreting(f"the tokenizer of {tokenizer.name_or_path or 'the model'}"):
+    characters = len(text) if isinstance(text, str) else sum(map(len, text))
+    with using(tokenizer, characters):
         return tokenizer(text, **options)
+
+
+def using(tokenizer: PreTrainedTokenizerBase, characters: int) -> AbstractContextManager[None]:
+    """Return a context in which a tokenizer reads or writes a text of some length, see `interpreting`."""
+    subject = f"the tokenizer of {tokenizer.name_or_path or 'the model'}"
+    return interpreting(subject, seconds=TEMPLATE_SECONDS + characters / _CHARACTERS_PER_SECOND)
 
 
 def _read_json(folder: Path, file: str) -> dict[str, Any]:

@@ -1,29 +1,51 @@
 """Answers of the original and the compressed model to the same prompts, as they appear in reports. Loads no torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rocket_core.schema import FrozenModel
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 # Nats of KL divergence from which a token is shown as a little, and as far, apart.
 _LITTLE, _FAR = 0.01, 0.1
+# Characters that are shown of a token, and of an answer: a tokenizer may have words of any length.
+_MOST_OF_TOKEN, _MOST_OF_ANSWER = 256, 2**14
 
 
 class AnswerToken(FrozenModel):
     """A token of the original's answer, with what both models predict after the same text."""
 
     text: str
-    """its text; empty if it only begins a character, which then belongs to a later token."""
+    """its text; empty if it only begins a character, which then belongs to a later token. Cut after 256 characters, and
+    after 16,384 of an answer.
+    """
     before: _Share
     """probability that the original gives it, [0, 1]."""
     after: _Share
     """probability that the compressed model gives it, [0, 1]."""
     kl_divergence: Annotated[float, Field(ge=0)]
     """KL divergence of the compressed model's prediction at this token from the original's, in nats, at least 0."""
+
+
+def _shortened(texts: Iterable[str]) -> Iterator[str]:
+    left = _MOST_OF_ANSWER
+    for text in texts:
+        most = min(_MOST_OF_TOKEN, left)
+        shown = text if len(text) <= most else f"{text[: most - 1]}…" if most else ""
+        left -= len(shown)
+        yield shown
+
+
+def _shortened_tokens(tokens: tuple[AnswerToken, ...]) -> tuple[AnswerToken, ...]:
+    texts = _shortened(token.text for token in tokens)
+    return tuple(token.model_copy(update={"text": text}) for token, text in zip(tokens, texts, strict=True))
+
+
+def _shortened_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_shortened(texts))
 
 
 class ComparedAnswer(FrozenModel):
@@ -33,10 +55,10 @@ class ComparedAnswer(FrozenModel):
     """the prompt."""
     is_chat: bool
     """whether it was sent as a user's message, by the chat template of the model; otherwise the models continue it."""
-    before: Annotated[tuple[AnswerToken, ...], Field(min_length=1)]
+    before: Annotated[tuple[AnswerToken, ...], Field(min_length=1), AfterValidator(_shortened_tokens)]
     """the original's answer."""
-    after: Annotated[tuple[str, ...], Field(min_length=1)]
-    """texts of the tokens of the compressed model's answer."""
+    after: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_shortened_texts)]
+    """texts of the tokens of the compressed model's answer, cut as well."""
     first_difference: Annotated[int, Field(ge=0)] | None
     """index of the first token that differs; the length of the shorter answer if the other only continues it, None if
     both answers are the same.

@@ -50,6 +50,13 @@ def places_of(names: Sequence[str]) -> list[Place]:
     ]
 
 
+def general_name(name: str) -> str:
+    """Return the name that a layer shares with those of its block which differ in numbers alone, such as experts."""
+    head, number, rest = _split(name)
+    parts = ["*" if _NUMBER.fullmatch(part) else part for part in rest.split(".")]
+    return ".".join(part for part in (head, number, *parts) if part)
+
+
 def _split(name: str) -> tuple[str, str, str]:
     parts = name.split(".")
     at = next((index for index, part in enumerate(parts) if _NUMBER.fullmatch(part)), None)

@@ -12,22 +12,25 @@ from rocket_core.report.figures import (
     predicted_and_achieved,
     stage_times,
 )
+from rocket_core.report.layer_groups import summarize_layers
 from rocket_core.report.schema import CompressionReport, LayerReport
 
 _KEPT_MEASURES: Mapping[str, str] = {
     "kept_fraction": "the fraction of its parameters that is left",
     "bits_per_weight": "its bits per weight on disk",
 }
+# A page with more rows takes long to load, and its cells could not be seen.
+_MOST_EXPERTS = 2**13
 
 
 def report_figures(report: CompressionReport) -> tuple[Figure, ...]:
-    """Return all figures of a report."""
-    experts = expert_map(report.layers)
+    """Return all figures of a report; layers of large mixtures are summarised."""
+    experts, layers = expert_map(report.layers), summarize_layers(report.layers)
     return (
-        allocation_map(report.layers),
-        *(() if experts is None else (experts,)),
-        errors_by_size(report.layers),
-        predicted_and_achieved(report.layers),
+        allocation_map(layers),
+        *(() if experts is None or len(experts.rows) > _MOST_EXPERTS else (experts,)),
+        errors_by_size(layers),
+        predicted_and_achieved(layers),
         stage_times(report),
     )
 

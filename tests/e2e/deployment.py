@@ -53,6 +53,11 @@ class Deployment(Service):
                     self.deaths.append(name)
                 self._launch(name)
 
+    @property
+    def answering_pid(self) -> int:
+        """See `Service`."""
+        return self.pid("api")
+
     def pid(self, name: str) -> int:
         """Return the process id of a part."""
         return self._processes[name].pid

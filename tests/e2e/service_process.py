@@ -56,6 +56,11 @@ class Service:
         self.url = line.removeprefix("Serving on ").strip()
         self.client = httpx2.Client(base_url=self.url, timeout=180)
 
+    @property
+    def answering_pid(self) -> int:
+        """Process id of what answers requests."""
+        return self.process.pid
+
     def children(self) -> list[psutil.Process]:
         """Return the living processes of jobs."""
         return [child for child in self.descendants() if runs_job(child)]

@@ -225,6 +225,9 @@ UNREADABLE = {
     ),
     "special-token-is-a-file": _fields("special_tokens_map.json", "vocab_file", vocab_file="/etc/passwd"),
     "generation-config-is-a-list": _content("generation_config.json", b"[]", "generation_config.json"),
+    "generation-stops-at-text": _fields("generation_config.json", "eos_token_id", eos_token_id=["x"]),
+    "generation-stops-beyond-64-bits": _fields("generation_config.json", "eos_token_id", eos_token_id=[1, 2**70]),
+    "window-is-text": _config("sliding_window", sliding_window="x"),
     "generation-config-is-cut-off": _content("generation_config.json", b"{", "generation_config.json"),
     "index-is-cut-off": lambda folder: (
         (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors"),

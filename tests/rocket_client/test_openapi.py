@@ -206,6 +206,7 @@ def upload_requests():
     yield _endpoints.check_model("mine")
     yield _endpoints.save_piece("mine", "config.json", b"{}", start=0, total=2, digest="sha-256=::")
     yield _endpoints.get_model("mine")
+    yield _endpoints.get_file("mine", "config.json")
 
 
 def operation_of(document, request):
@@ -215,7 +216,7 @@ def operation_of(document, request):
         for path, methods in document["paths"].items()
         if request.method.lower() in methods
         and re.fullmatch(
-            re.sub(r"\\\{(name|model_name|file)\\\}", ".+", re.sub(r"\\\{\w+_id\\\}", "[^/]+", re.escape(path))),
+            re.sub(r"\\\{(name|file)\\\}", ".+", re.sub(r"\\\{\w+_(?:id|name)\\\}", "[^/]+", re.escape(path))),
             request.path,
         )
     ]

@@ -327,6 +327,31 @@ def test_a_killed_process_uses_an_attempt(run, number, words):
     assert (job.status, job.attempt) == ("queued", 1)
 
 
+def test_a_process_that_used_up_its_time_is_not_retried(run):
+    job = run("os.kill(os.getpid(), signal.SIGPROF)", max_attempts=2)
+    assert (job.status, job.error["code"]) == ("failed", "checkpoint_format")
+    assert "tokenizer" in job.error["message"]
+
+
+def test_a_cancelled_process_that_keeps_nothing_is_not_waited_for(
+    configure, database, program, submit, look, model, cancel, in_background
+):
+    code = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    channel.send(Advanced(stage="preflight", layer=None, fraction=0.1, seconds_left=None))
+    (request.output / "hangs").touch()
+    time.sleep(600)
+    """
+    changed = configure(cancel_grace_seconds=600)
+    computing = program(COMPUTE + textwrap.dedent(code))
+    job_id = submit(max_attempts=1)
+    thread = in_background(Runner(changed, database, program(JOB.format(program=computing[0]))).run)
+    eventually(lambda: [*(changed.data_dir / "work").glob("*/out/hangs")])
+    cancel(job_id)
+    thread.join(60)
+    assert look(job_id).status == "cancelled"
+
+
 @pytest.mark.parametrize(("part", "word"), [("files", "files"), ("calls", "system calls")])
 def test_required_isolation_refuses_an_incapable_system(configure, monkeypatch, caplog, part, word):
     from dataclasses import replace

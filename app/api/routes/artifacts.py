@@ -37,7 +37,10 @@ _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "bi
 def get_report(
     job_id: JobId, request: Request, response: Response, context: ContextDep, owner: OwnerDep
 ) -> object | Response:
-    """Return the report of a succeeded job: JSON, or a self-contained page for `Accept: text/html`."""
+    """Return the report of a succeeded job: JSON, or a self-contained page for `Accept: text/html`.
+
+    Layers of a mixture whose report has more than 12 MiB are summarised; the artifact `report.json` has all of them.
+    """
     body = outputs.get_report(context, owner, job_id)
     if not prefers_html(request.headers.get("accept")):
         response.headers["Vary"] = "Accept"

@@ -54,6 +54,9 @@ async def evaluate_job(
 
 @router.get("/evaluations", responses=problems(404))
 def list_evaluations(job_id: JobId, context: ContextDep, owner: OwnerDep) -> EvaluationList:
-    """List the latest 100 evaluations of a job's artifact, newest first; its own evaluation is in its report."""
+    """List the latest 100 evaluations of a job's artifact, newest first; its own evaluation is in its report.
+
+    Only the newest 3 have `answers`.
+    """
     found = evaluations.list_evaluations(context, owner, job_id)
     return EvaluationList(data=[evaluation_view(evaluation) for evaluation in found])

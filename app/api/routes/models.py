@@ -10,8 +10,8 @@ from fastapi.concurrency import run_in_threadpool
 from app.api.dependencies import JSON_BODY, ActorDep, AdmissionDep, CallerDep, ContextDep, OwnerDep
 from app.api.json_bodies import JsonRoute
 from app.api.problems import problems
-from app.api.resources import ModelList, ModelUploadView, NamedModelView, ReceivedFileView
-from app.api.serializers import model_upload_view, named_model_view, received_file_view
+from app.api.resources import ModelList, ModelUploadView, NamedModelView, ReceivedFileView, UploadedFileView
+from app.api.serializers import model_upload_view, named_model_view, received_file_view, uploaded_file_view
 from app.api.uploaded_bodies import UploadReceiver
 from app.services import models
 from app.services.models import Range, parse_digest
@@ -80,8 +80,14 @@ def announce_model(
 
 @router.get("/{model_name}", responses=problems(404))
 def get_model(model_name: ModelName, context: ContextDep, owner: OwnerDep) -> ModelUploadView:
-    """Return an uploaded model, and what has arrived of it."""
+    """Return an uploaded model, and how much of each file has arrived."""
     return model_upload_view(models.get_model(context, owner, model_name), context.settings)
+
+
+@router.get("/{model_name}/files/{file:path}", responses=problems(404))
+def get_file(model_name: ModelName, file: FilePath, context: ContextDep, owner: OwnerDep) -> UploadedFileView:
+    """Return a file of an uploaded model, with the hashes of what has arrived of it, to continue the upload."""
+    return uploaded_file_view(*models.get_file(context, owner, model_name, file))
 
 
 @router.put("/{model_name}/files/{file:path}", openapi_extra=_BYTES, responses=problems(404, 409, 413, 422, 429, 507))

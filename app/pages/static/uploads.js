@@ -55,9 +55,9 @@
   };
 
   // The bytes that have arrived must be those of this file, or two models would be mixed.
-  const checkArrived = async (path, file, pieces, show) => {
+  const checkArrived = async (name, path, file, show) => {
     let start = 0;
-    for (const piece of pieces) {
+    for (const piece of (await ask("GET", `/models/${name}/files/${path}`)).pieces) {
       const content = await file.slice(start, start + piece.size).arrayBuffer();
       const digest = crypto.subtle ? await crypto.subtle.digest("SHA-256", content) : sha256(content);
       show(`comparing ${path} with what the server has`, start / file.size);
@@ -73,7 +73,7 @@
     const announced = parts.map(({ path, file }) => ({ path, size: file.size }));
     const model = await ask("POST", "/models", { headers: { "Content-Type": "application/json" }, body: JSON.stringify({ name, files: announced }) });
     const arrived = Object.fromEntries(model.files.map((file) => [file.path, file]));
-    for (const { path, file } of parts) await checkArrived(path, file, arrived[path].pieces, show);
+    for (const { path, file } of parts) if (arrived[path].received) await checkArrived(name, path, file, show);
     let done = model.received;
     const send = async (path, file, stop) => {
       while (arrived[path].received < stop) {

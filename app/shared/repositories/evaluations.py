@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import JSON, ColumnElement, SQLColumnExpression, String, func, literal, or_, select, type_coerce
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from app.shared.database import now
@@ -47,22 +49,38 @@ def save_evaluation(session: Session, lease: Lease, report: EvaluationReport) ->
     return True
 
 
-def list_evaluations(session: Session, source: Job, *, limit: int) -> Sequence[Evaluation]:
-    """Return the latest evaluations of a job's artifact, newest first."""
+def list_evaluations(session: Session, source: Job, *, limit: int, answers: int) -> Sequence[Evaluation]:
+    """Return the latest evaluations of a job's artifact, newest first.
+
+    Args:
+        session: a transaction.
+        source: the job.
+        limit: maximum number of evaluations.
+        answers: maximum number of them, the newest, with answers to prompts.
+    """
     statement = (
-        select(Job, EvaluationRow)
+        select(Job, EvaluationRow.job_id, _without_answers(session, EvaluationRow.body))
         .outerjoin(EvaluationRow, EvaluationRow.job_id == Job.id)
         .where(Job.source_job_id == source.id, Job.request["on_source"].as_string() == "evaluation")
         .order_by(Job.id.desc())
         .limit(limit)
     )
-    return [_evaluation(job, row) for job, row in session.execute(statement)]
+    found: list[Evaluation] = []
+    for job, measured, body in session.execute(statement):
+        if measured is None:
+            found.append(Evaluation(job=job, report=None))
+        elif answers > 0:
+            answers -= 1
+            found.append(Evaluation(job=job, report=find_evaluation(session, job)))
+        else:
+            found.append(Evaluation(job=job, report=EvaluationReport.model_validate(body)))
+    return found
 
 
 def newest_evaluations(session: Session, job_ids: Sequence[str]) -> Mapping[str, EvaluationReport]:
-    """Return the newest later evaluation of each of some jobs that has one, by job."""
+    """Return the newest later evaluation of each of some jobs that has one, by job, without answers."""
     statement = (
-        select(Job.source_job_id, EvaluationRow.body)
+        select(Job.source_job_id, _without_answers(session, EvaluationRow.body))
         .join(EvaluationRow, EvaluationRow.job_id == Job.id)
         .where(Job.source_job_id.in_(job_ids))
         .order_by(Job.id)
@@ -73,15 +91,12 @@ def newest_evaluations(session: Session, job_ids: Sequence[str]) -> Mapping[str,
 
 def find_evaluation(session: Session, job: Job) -> EvaluationReport | None:
     """Return the result of a job that evaluates; None before it has one."""
-    return _evaluation(job, session.get(EvaluationRow, job.id)).report
-
-
-def _evaluation(job: Job, row: EvaluationRow | None) -> Evaluation:
-    return Evaluation(job=job, report=None if row is None else EvaluationReport.model_validate(row.body))
+    row = session.get(EvaluationRow, job.id)
+    return None if row is None else EvaluationReport.model_validate(row.body)
 
 
 def list_measured(session: Session, owner: str, model_id: str, *, limit: int) -> Sequence[tuple[Job, EvaluationReport]]:
-    """Return a tenant's latest compressions of a model with each of their measurements, newest first.
+    """Return a tenant's latest compressions of a model with each of their measurements, newest first, without answers.
 
     Args:
         session: a transaction.
@@ -93,13 +108,12 @@ def list_measured(session: Session, owner: str, model_id: str, *, limit: int) ->
     # An export has the report of the job that it exports, which is listed itself.
     is_own = or_(Job.request["on_source"].as_string().is_(None), Job.request["on_source"].as_string() != "export")
     # Only a small part of the report, which has all layers.
-    within = (
-        select(Job, ReportRow.body["evaluation"]).join(ReportRow, ReportRow.job_id == Job.id).where(*of_model, is_own)
-    )
+    evaluation = _without_answers(session, ReportRow.body["evaluation"])
+    within = select(Job, evaluation).join(ReportRow, ReportRow.job_id == Job.id).where(*of_model, is_own)
     own = [(job, body) for job, body in session.execute(within.order_by(Job.id.desc()).limit(limit))]
     compressed = {job.id: job for job, _ in own}
     later = (
-        select(Job.source_job_id, EvaluationRow.body)
+        select(Job.source_job_id, _without_answers(session, EvaluationRow.body))
         .join(EvaluationRow, EvaluationRow.job_id == Job.id)
         .where(Job.source_job_id.in_(compressed))
         .order_by(Job.id.desc())
@@ -108,3 +122,12 @@ def list_measured(session: Session, owner: str, model_id: str, *, limit: int) ->
     found = [(compressed[source], body) for source, body in session.execute(later) if source is not None]
     measured = [*found, *((job, body) for job, body in own if body is not None)]
     return [(job, EvaluationReport.model_validate(body)) for job, body in measured]
+
+
+def _without_answers(session: Session, body: SQLColumnExpression[Any]) -> ColumnElement[Any]:
+    """Return a stored evaluation without the texts of the models, which are most of it; null if it is."""
+    if session.get_bind().dialect.name == "sqlite":
+        return type_coerce(func.json_remove(body, "$.answers"), JSON(none_as_null=True))
+    # Nothing can be removed from the null of JSON.
+    known = func.nullif(body, literal(JSON.NULL, JSONB), type_=JSONB)
+    return known.op("-", return_type=JSONB())(literal("answers", String))

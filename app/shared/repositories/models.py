@@ -22,8 +22,12 @@ from app.shared.repositories.identifiers import new_id
 from app.shared.requests import UPLOAD
 
 PREFIX = "model"
+MIN_PIECE_BYTES = 2**16
+"""Least bytes of a piece; only the last one of a file, or of a header, may have fewer."""
 MAX_PIECES = 10_000
 """Most pieces of one file."""
+MAX_MODEL_PIECES = 200_000
+"""Most pieces of one model."""
 
 _BATCH = 100
 _UNSYNCHRONIZED = {"synchronize_session": False}
@@ -157,12 +161,10 @@ def get_file(session: Session, model: UploadedModel, path: str) -> ModelFile:
     return file
 
 
-def list_pieces(session: Session, model_id: str, path: str | None = None) -> list[ModelPiece]:
-    """Return the pieces of a file, or of all files of a model, in order."""
-    statement = select(ModelPiece).where(ModelPiece.model_id == model_id)
-    if path is not None:
-        statement = statement.where(ModelPiece.path == path)
-    return list(session.scalars(statement.order_by(ModelPiece.path, ModelPiece.start)))
+def list_pieces(session: Session, file: ModelFile) -> list[ModelPiece]:
+    """Return the pieces of a file, in order."""
+    mine = (ModelPiece.model_id == file.model_id, ModelPiece.path == file.path)
+    return list(session.scalars(select(ModelPiece).where(*mine).order_by(ModelPiece.start)))
 
 
 def find_piece(session: Session, file: ModelFile, start: int, size: int) -> ModelPiece | None:
@@ -179,13 +181,17 @@ def save_piece(session: Session, model: UploadedModel, piece: NewPiece) -> Model
 
     Raises:
         ModelConflictError: other bytes have arrived in the meantime.
-        InvalidRequestError: the file consists of too many pieces.
+        InvalidRequestError: the file or the model consists of too many pieces.
     """
     file = get_file(session, model, piece.path)
     if file.received != piece.start:
         raise ModelConflictError(f"{piece.path} continues at byte {file.received}")
-    if _count_pieces(session, file) >= MAX_PIECES:
-        raise InvalidRequestError(f"{piece.path} consists of {MAX_PIECES} pieces already; send larger ones")
+    of_file, of_model = _count_pieces(session, file)
+    if of_file >= MAX_PIECES or of_model >= MAX_MODEL_PIECES:
+        raise InvalidRequestError(
+            f"{piece.path} consists of {of_file} pieces already, and the model of {of_model}; a file may have "
+            f"{MAX_PIECES}, and a model {MAX_MODEL_PIECES}: delete the model and send larger pieces"
+        )
     session.add(
         ModelPiece(
             model_id=model.id,
@@ -289,9 +295,11 @@ def _note_completion(session: Session, model: UploadedModel) -> None:
         session.flush()
 
 
-def _count_pieces(session: Session, file: ModelFile) -> int:
-    mine = (ModelPiece.model_id == file.model_id, ModelPiece.path == file.path)
-    return session.execute(select(func.count()).select_from(ModelPiece).where(*mine)).scalar_one()
+def _count_pieces(session: Session, file: ModelFile) -> tuple[int, int]:
+    """Return the number of pieces of a file, and of its model."""
+    counts = select(func.count().filter(ModelPiece.path == file.path), func.count())
+    of_file, of_model = session.execute(counts.where(ModelPiece.model_id == file.model_id)).one()
+    return of_file, of_model
 
 
 def _is_needed(session: Session, model: UploadedModel) -> bool:

@@ -71,7 +71,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(_model_upload, "_PIECE_BYTES", 20_000)
+    monkeypatch.setattr(_model_upload, "_PIECE_BYTES", 2**16)
 
 
 def test_a_model_is_uploaded_and_submitted(remote, client, folder):

@@ -1,14 +1,16 @@
+import json
 import math
 
 import pytest
 import torch
 from transformers import GenerationConfig
 
-from rocket_core.errors import CheckpointFormatError, InvalidConfigError
+from rocket_core.errors import CheckpointFormatError, InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.evaluation import Measurement, compare_models, greedy_answer, load_model, open_model, read_prompts
 from rocket_core.evaluation.answers import first_difference, token_texts
-from rocket_core.report.answers import pieces_after, pieces_before
+from rocket_core.report.answers import ComparedAnswer, pieces_after, pieces_before
 from tests.reference.encoders import save_bert
+from tests.reference.hostile_models import edit_json
 from tests.reference.language_models import divergence_of, next_logits
 from tests.reference.tiny_models import byte_tokenizer, save_tiny_model
 from tests.rocket_core.evaluation.test_comparison import save_disturbed, windows_of
@@ -93,6 +95,13 @@ def test_penalties_of_the_folder_do_not_apply(folders):
     assert greedy_answer(model, prompt, count=8, stops=()).tolist() == expected.tolist()
 
 
+def test_a_decoder_that_claims_to_be_a_pair_is_refused(tmp_path):
+    folder = save_tiny_model("llama", tmp_path)
+    edit_json(folder / "config.json", is_encoder_decoder=True)
+    with pytest.raises(UnsupportedArchitectureError, match=r"config\.json of .* has a value of is_encoder_decoder"):
+        read_prompts(open_model(folder), ["hi"], 4)
+
+
 def test_a_chat_template_makes_the_prompt_a_message(tmp_path, folders):
     folder = save_tiny_model("llama", tmp_path)
     tokenizer = byte_tokenizer()
@@ -103,6 +112,17 @@ def test_a_chat_template_makes_the_prompt_a_message(tmp_path, folders):
     assert chat.is_chat
     assert not plain.is_chat
     assert chat.tokens.tolist() == plain.tokens.tolist()
+
+
+def test_a_chat_template_that_does_not_end_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr("rocket_core.evaluation.answers.TEMPLATE_SECONDS", 0.2)
+    folder = save_tiny_model("llama", tmp_path)
+    tokenizer = byte_tokenizer()
+    loops = "{% for a in range(100000) %}" * 3 + "{% endfor %}" * 3
+    tokenizer.chat_template = loops
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(CheckpointFormatError, match=r"the chat template of .* took more than 0 seconds of processor"):
+        read_prompts(open_model(folder), ["hi"], 4)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +170,27 @@ def test_progress_rises_through_the_answers(answer, folders):
     shares = [share for share, _ in told]
     assert shares == sorted(shares)
     assert (shares[-1], told[-1][1]) == (1, "compressed, answers")
+
+
+def test_texts_of_tokens_are_cut(answer, folders, tmp_path_factory):
+    long = save_tiny_model("llama", tmp_path_factory.mktemp("long"))
+    decoder = json.loads((long / "tokenizer.json").read_text())["decoder"]
+    replace = {"type": "Replace", "pattern": {"Regex": "."}, "content": "e" * 20_000}
+    edit_json(long / "tokenizer.json", decoder={"type": "Sequence", "decoders": [decoder, replace]})
+    _, [compared] = answer(open_model(long), folders[1], texts=["The dict"])
+    for texts in ([token.text for token in compared.before], compared.after):
+        assert max(texts, key=len) == "e" * 255 + "…"
+
+
+def test_an_answer_has_a_longest_text():
+    token = {"text": "abc" * 50, "before": 1.0, "after": 1.0, "kl_divergence": 0.0}
+    compared = ComparedAnswer(
+        prompt="p", is_chat=False, before=[token] * 200, after=["abc" * 50] * 200, first_difference=None
+    )
+    for texts in ([token.text for token in compared.before], compared.after):
+        assert len("".join(texts)) == 2**14
+        assert "".join(texts).endswith("…")
+        assert texts[-1] == ""
 
 
 def test_pieces_mark_where_the_answers_part(answer, folders):

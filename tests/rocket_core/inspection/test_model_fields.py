@@ -157,6 +157,25 @@ def test_unusual_but_valid_fields_are_accepted(fields, llama):
     check_sizes(LLAMA | fields, llama, "m")
 
 
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"sliding_window": "x"}, "sliding_window that is not a number of tokens"),
+        ({"text_config": {"attention_chunk_size": 1.5}}, "text_config.attention_chunk_size that is not a number of"),
+        ({"is_causal": 1}, "is_causal that is neither true nor false"),
+        ({"kv_sharing_modes": []}, "kv_sharing_modes that is no setting"),
+        ({"eos_token_id": {"a": 1}}, "eos_token_id that is neither the number of a token nor a list of them"),
+        ({"num_labels": 2**70}, "num_labels that is out of range"),
+    ],
+)
+def test_fields_of_any_family_have_their_type(fields, named):
+    check_fields({"sliding_window": 0, "use_sliding_window": False}, "m")
+    check_fields({"sliding_window": 8, "is_causal": None, "pad_token_id": -1, "eos_token_id": [1, 2]}, "m")
+    with pytest.raises(UnsupportedArchitectureError) as caught:
+        check_fields(LLAMA | fields, "m")
+    assert named in str(caught.value)
+
+
 def test_empty_tensors_do_not_justify_a_dimension():
     weights = WeightSummary(dtype_bytes={"F32": 4}, block_shapes={}, tensors=2, largest_dimension=1, largest_tensor=1)
     with pytest.raises(UnsupportedArchitectureError, match="no dimension above 1"):

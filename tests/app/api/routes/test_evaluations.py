@@ -69,6 +69,28 @@ def test_a_finished_job_can_be_evaluated(client, worker, done):
     assert [one["id"] for one in client.get("/jobs").json()["data"]] == [job["id"], done.removeprefix("/jobs/")]
 
 
+def test_only_the_newest_evaluations_have_answers(client, worker, done):
+    for samples in range(1, 6):
+        job = client.post(f"{done}/evaluations", json={"samples": samples}).json()
+        if samples < 5:
+            assert worker.do(evaluations.save_evaluation, worker.claim(job["id"]), REPORT)
+    data = client.get(f"{done}/evaluations").json()["data"]
+    reports = [None if one["report"] is None else EvaluationReport.model_validate(one["report"]) for one in data]
+    assert reports == [None, REPORT, REPORT, REPORT, REPORT.model_copy(update={"answers": ()})]
+
+
+def test_lists_read_no_answers(client, worker, context, done):
+    job = client.post(f"{done}/evaluations", json={}).json()
+    assert worker.do(evaluations.save_evaluation, worker.claim(job["id"]), REPORT)
+    without = REPORT.model_copy(update={"answers": ()})
+    source, owner = done.removeprefix("/jobs/"), "local"
+    with context.database.snapshot() as session:
+        assert evaluations.newest_evaluations(session, [source]) == {source: without}
+        measured = evaluations.list_measured(session, owner, BODY["model_id"], limit=9)
+    # The job itself has none.
+    assert [report for _, report in measured] == [without]
+
+
 def test_a_replayed_evaluation_is_the_same_job(client, done):
     ids = [client.post(f"{done}/evaluations", json={}, headers={"Idempotency-Key": "k"}).json()["id"] for _ in range(2)]
     assert ids[0] == ids[1]

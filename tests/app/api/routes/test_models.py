@@ -54,27 +54,31 @@ def test_an_uploaded_model_is_offered_and_takes_a_job(client, folder, weights):
 
 
 def test_pieces_are_what_was_sent(client, folder, weights, settings):
-    pieces = {file["path"]: file["pieces"] for file in upload(client, folder)["files"]}
-    sizes = [piece["size"] for piece in pieces["model.safetensors"]]
+    upload(client, folder)
+    file = client.get("/models/mine/files/model.safetensors").json()
+    pieces = file.pop("pieces")
+    assert file == {"path": "model.safetensors", "size": len(weights), "received": len(weights)}
+    sizes = [piece["size"] for piece in pieces]
     assert sizes == [len(head_of(weights)), 2**16, len(weights) - len(head_of(weights)) - 2**16]
     start = len(head_of(weights))
-    assert pieces["model.safetensors"][1]["sha256"] == hashlib.sha256(weights[start : start + 2**16]).hexdigest()
+    assert pieces[1]["sha256"] == hashlib.sha256(weights[start : start + 2**16]).hexdigest()
     content = [(settings.data_dir / "artifacts" / name).read_bytes() for name in kept(settings)]
     assert sum(map(len, content)) == sum(file.stat().st_size for file in folder.iterdir())
 
 
 def test_an_interrupted_upload_is_announced_again_and_continues(client, judged, folder, weights):
     start = len(head_of(weights))
-    put(client, "mine", "model.safetensors", weights[start : start + 100], start=start, total=len(weights))
+    stop = start + 2**16
+    put(client, "mine", "model.safetensors", weights[start:stop], start=start, total=len(weights))
     again = announce(client, folder)
     assert again.status_code == 200
     received = {file["path"]: file["received"] for file in again.json()["files"]}
     assert received == {
         "config.json": (folder / "config.json").stat().st_size,
-        "model.safetensors": start + 100,
+        "model.safetensors": stop,
         "tokenizer.json": 2,
     }
-    rest = put(client, "mine", "model.safetensors", weights[start + 100 :], start=start + 100, total=len(weights))
+    rest = put(client, "mine", "model.safetensors", weights[stop:], start=stop, total=len(weights))
     assert rest.json()["received"] == len(weights)
     assert client.get("/models/mine").json()["status"] == "ready"
 
@@ -248,6 +252,43 @@ def test_a_piece_has_its_own_size_limit(client, settings, folder):
     )
     assert (long.status_code, long.json()["code"]) == (413, "body_too_large")
     assert client.get("/models/mine").json()["piece_bytes"] == most
+
+
+def test_a_small_piece_must_end_a_file_or_its_header(client, folder, weights, settings):
+    announce(client, folder)
+    start = len(head_of(weights))
+    for begin, stop, total in ((0, 8, len(weights)), (0, start - 1, len(weights))):
+        answer = put(client, "mine", "model.safetensors", weights[begin:stop], start=begin, total=total)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+        assert "at least 65536 bytes" in answer.json()["detail"]
+    assert put(client, "mine", "config.json", b"{", total=(folder / "config.json").stat().st_size).status_code == 422
+    assert kept(settings) == []
+    send_heads(client, folder)
+    client.post("/models/mine/check")
+    for size in (1, 2**16 - 1):
+        part = weights[start : start + size]
+        assert put(client, "mine", "model.safetensors", part, start=start, total=len(weights)).status_code == 422
+    send_rest(client, folder)
+    assert client.get("/models/mine").json()["status"] == "ready"
+
+
+@pytest.mark.parametrize("limit", ["MAX_PIECES", "MAX_MODEL_PIECES"])
+def test_a_model_has_a_limited_number_of_pieces(client, judged, folder, weights, monkeypatch, limit):
+    # The judged model has three: two small files, and a header.
+    monkeypatch.setattr(models, limit, {"MAX_PIECES": 2, "MAX_MODEL_PIECES": 4}[limit])
+    start, total = len(head_of(weights)), len(weights)
+    assert put(client, "mine", "model.safetensors", weights[start : start + 2**16], start=start, total=total).is_success
+    answer = put(client, "mine", "model.safetensors", weights[start + 2**16 :], start=start + 2**16, total=total)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert "send larger pieces" in answer.json()["detail"]
+
+
+def test_the_view_of_a_model_has_no_list_of_pieces(client, judged, folder, weights):
+    before = len(client.get("/models/mine").content)
+    start = len(head_of(weights))
+    put(client, "mine", "model.safetensors", weights[start : start + 2**16], start=start, total=len(weights))
+    assert len(client.get("/models/mine").content) < before + 20
+    assert client.get("/models/mine/files/none.json").status_code == 404
 
 
 def test_another_model_of_that_name_is_refused(client, folder):
