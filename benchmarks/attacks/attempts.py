@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import httpx2
 
+from benchmarks.attacks import deliveries
 from benchmarks.attacks.target import REQUEST, Target
 from tests.reference.safetensors_files import save_llama
 from tests.reference.tiny_models import save_tiny_model
@@ -226,6 +227,7 @@ ATTACKS: tuple[Callable[[Target], str], ...] = (
     slow_uploads,
     many_waits,
     half_heads,
+    *deliveries.ATTACKS,
     # Last: from here on this address is rate limited.
     guesses_from_many_addresses,
 )
