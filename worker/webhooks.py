@@ -56,18 +56,19 @@ class WebhookSender:
         Raises:
             DatabaseUnavailableError: the database cannot be used; the next call continues.
         """
-        while not self._stopped.is_set():
-            due = None
-            # One thread looks for work at intervals, and the others wait for it.
-            with self._looking:
-                try:
-                    due = self._claim()
-                finally:
-                    if due is None:
-                        self._stopped.wait(self._settings.poll_seconds)
-            if due is None:
-                return
+        while (due := self._wait_for_turn()) is not None:
             self._send(due)
+
+    def _wait_for_turn(self) -> DueDelivery | None:
+        # One thread looks for work at intervals, and the others wait for it.
+        with self._looking:
+            due = None
+            try:
+                due = None if self._stopped.is_set() else self._claim()
+            finally:
+                if due is None:
+                    self._stopped.wait(self._settings.poll_seconds)
+            return due
 
     def _claim(self) -> DueDelivery | None:
         with self._database.snapshot() as session:
