@@ -21,7 +21,7 @@ from worker.metrics import MetricsServer
 from worker.reconciler import Reconciler
 from worker.runner import ALL_ROUND, Equipment, Runner, job_environment
 from worker.tasks import register_tasks
-from worker.webhooks import WebhookSender
+from worker.webhooks import AT_ONCE, WebhookSender
 
 _CONSUMER_STOP_SECONDS = 10.0
 _log = logging.getLogger(__name__)
@@ -64,7 +64,10 @@ class Worker:
         self._stopped = threading.Event()
         sender = WebhookSender(settings, self._database, self._stopped)
         self._threads = [
-            threading.Thread(target=self._repeat, args=("sending webhooks", sender.send_due), name="webhooks"),
+            *(
+                threading.Thread(target=self._repeat, args=("sending webhooks", sender.send_due), name=f"webhooks-{n}")
+                for n in range(AT_ONCE)
+            ),
             threading.Thread(target=self._repeat, args=("looking for jobs", self._run_waiting_jobs), name="poller"),
             threading.Thread(target=self._repeat, args=("sweeping", self._reconciler.sweep), name="reconciler"),
         ]

@@ -18,8 +18,8 @@ MOST_KEYS = 100
 
 
 def may_manage(context: Context, caller: Caller) -> bool:
-    """Return whether a caller may create and revoke keys of its tenant."""
-    return context.settings.tenants_manage_keys and caller.key_id is not None and "write" in caller.scopes
+    """Return whether a caller may create and revoke keys of its tenant: only in a session, whose forms have a token."""
+    return context.settings.tenants_manage_keys and caller.session_id is not None and "write" in caller.scopes
 
 
 def list_keys(context: Context, caller: Caller) -> Sequence[ApiKey]:
@@ -34,7 +34,7 @@ def create_key(
     """Create a key of a caller's tenant, with no more rights than the caller's own, and return it.
 
     Raises:
-        PermissionDeniedError: the caller may not manage keys, or lacks one of the scopes.
+        PermissionDeniedError: the caller may not manage keys, or lacks one of the scopes, or its key was just revoked.
         InvalidRequestError: the label or the lifetime is not valid, or no scope is chosen.
         QuotaExceededError: the tenant has as many keys as allowed.
     """
@@ -49,14 +49,16 @@ def create_key(
             raise QuotaExceededError(f"a tenant may have at most {MOST_KEYS} keys here; revoke one first")
         lifetime = None if days is None else timedelta(days=days)
         _check_lifetime(session, caller, lifetime)
-        made = keys.create_key(session, caller.tenant, scopes=scopes, label=label, lifetime=lifetime)
+        made = keys.create_key(
+            session, caller.tenant, scopes=scopes, label=label, lifetime=lifetime, made_with=caller.key_id
+        )
         detail = {"scopes": made.row.scopes, "days": days}
         audit.record(session, actor, Action.KEY_CREATE, subject=made.row.id, detail=detail)
     return made.text
 
 
 def revoke_key(context: Context, caller: Caller, actor: Actor, key_id: str) -> None:
-    """Revoke a key of a caller's tenant; its sessions end with it.
+    """Revoke a key of a caller's tenant; its sessions, and the keys made with it, end with it.
 
     Raises:
         PermissionDeniedError: the caller may not manage keys.
@@ -72,7 +74,10 @@ def revoke_key(context: Context, caller: Caller, actor: Actor, key_id: str) -> N
 
 def _check_lifetime(session: Session, caller: Caller, lifetime: timedelta | None) -> None:
     """Refuse a key that would outlive the one that it is made with."""
-    ends = next(row.expires_at for row in keys.list_keys(session, caller.tenant) if row.id == caller.key_id)
+    own = keys.find_usable(session, caller.key_id or "")
+    if own is None:
+        raise PermissionDeniedError("your own key was revoked or has expired; sign in with another")
+    ends = own.expires_at
     if ends is None:
         return
     left = ends - now(session)

@@ -338,7 +338,12 @@ class Identity(Base):
 
 
 class Tenant(Base):
-    """An owner of jobs. Quotas that are null are those of the settings."""
+    """An owner of jobs. Quotas that are null are those of the settings.
+
+    Attributes:
+        next_delivery_at: earliest start of its next delivery to a webhook, as it has one at a time: when the last one
+            ended, or while one is sent, when that counts as lost.
+    """
 
     __tablename__ = "tenants"
 
@@ -348,6 +353,7 @@ class Tenant(Base):
     max_stored_bytes: Mapped[int | None] = mapped_column(BigInteger)
     max_model_bytes: Mapped[int | None] = mapped_column(BigInteger)
     max_calibration_tokens: Mapped[int | None] = mapped_column(BigInteger)
+    next_delivery_at: Mapped[datetime | None]
 
 
 class ApiKey(Base):
@@ -357,6 +363,7 @@ class ApiKey(Base):
         label: its owner's name for it.
         secret_sha256: SHA-256 of the secret, hexadecimal.
         scopes: its scopes, separated by blanks.
+        made_with: the key that it was created with, and ends with; null if the operator created it.
     """
 
     __tablename__ = "api_keys"
@@ -370,6 +377,7 @@ class ApiKey(Base):
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+    made_with: Mapped[str | None] = mapped_column(String(16), ForeignKey("api_keys.id", ondelete="CASCADE"), index=True)
 
 
 class Upload(Base):
@@ -468,6 +476,8 @@ class Webhook(Base):
     Attributes:
         events: the events, separated by blanks.
         secret: key of the signatures, encrypted.
+        next_attempt_at: earliest time of the next delivery to it; null for at once.
+        slow_failures: number of deliveries in a row that have failed and taken long.
     """
 
     __tablename__ = "webhooks"
@@ -478,6 +488,8 @@ class Webhook(Base):
     events: Mapped[str] = mapped_column(String(128))
     secret: Mapped[str] = mapped_column(Text)
     created_at: Mapped[datetime]
+    next_attempt_at: Mapped[datetime | None]
+    slow_failures: Mapped[int] = mapped_column(Integer, default=0)
 
 
 class WebhookDelivery(Base):
@@ -493,10 +505,10 @@ class WebhookDelivery(Base):
     """
 
     __tablename__ = "webhook_deliveries"
-    __table_args__ = (Index(None, "available_at"), Index(None, "created_at"))
+    __table_args__ = (Index(None, "webhook_id", "available_at"), Index(None, "created_at"))
 
     id: Mapped[str] = mapped_column(_JOB_ID, primary_key=True)
-    webhook_id: Mapped[str] = mapped_column(_JOB_ID, ForeignKey("webhooks.id", ondelete="CASCADE"), index=True)
+    webhook_id: Mapped[str] = mapped_column(_JOB_ID, ForeignKey("webhooks.id", ondelete="CASCADE"))
     event: Mapped[str] = mapped_column(String(32))
     body: Mapped[dict[str, Any]]
     attempt: Mapped[int] = mapped_column(Integer, default=0)

@@ -83,7 +83,8 @@ def _targets(folder: Path, kinds: list[str]) -> Iterator[Iterator[tuple[str, Tar
 def _started(folder: Path, settings: dict[str, str], kind: type[Service] = Service) -> Target:
     data_dir = folder / "data"
     save_tiny_model("llama", data_dir / "models" / "good")
-    service = kind(data_dir, ROCKET_SUBMIT_RATE_LIMIT="100000/minute", **settings)
+    allowed = {"ROCKET_WEBHOOKS_ALLOW_PRIVATE": "true", "ROCKET_TENANTS_MANAGE_KEYS": "true"}
+    service = kind(data_dir, ROCKET_SUBMIT_RATE_LIMIT="100000/minute", **allowed, **settings)
     environment = service.environment | {"ROCKET_DATA_DIR": str(data_dir)}
     keys = [
         subprocess.run(  # noqa: S603

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import httpx2
 
+from benchmarks.attacks import deliveries
 from benchmarks.attacks.hostile_models import HOSTILE_MODELS
 from benchmarks.attacks.target import REQUEST, Target
 from tests.reference.safetensors_files import save_llama
@@ -228,6 +229,7 @@ ATTACKS: tuple[Callable[[Target], str], ...] = (
     many_waits,
     half_heads,
     *HOSTILE_MODELS,
+    *deliveries.ATTACKS,
     # Last: from here on this address is rate limited.
     guesses_from_many_addresses,
 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Get notified when your jobs end.", no_args_is_help=True)
 
-# A delivery may take 20 seconds, and a worker looks for it at intervals.
+# A delivery may take 10 seconds, after another one of the tenant that takes as long.
 _TEST_SECONDS = 60.0
 _LOOK_SECONDS = 0.3
 

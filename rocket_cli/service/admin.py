@@ -122,7 +122,7 @@ def revoke_key(
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Revoke an API key immediately and permanently."""
+    """Revoke an API key immediately and permanently, with the keys that tenants have made with it."""
     from app.shared.repositories import audit, keys
 
     with transaction(data_dir, as_json=as_json) as session:
@@ -200,6 +200,7 @@ def _key_fields(row: "ApiKey") -> Row:
         "expires_at": text_of(row.expires_at),
         "revoked_at": text_of(row.revoked_at),
         "last_used_at": text_of(row.last_used_at),
+        "made_with": row.made_with,
     }
 
 

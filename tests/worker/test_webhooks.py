@@ -1,5 +1,6 @@
 """Deliveries of webhooks to a real receiver on the loopback."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -7,6 +8,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -14,9 +16,10 @@ import pytest
 from pydantic import SecretStr
 
 from app.shared.encryption import encrypt
-from app.shared.models import WebhookDelivery
-from app.shared.repositories import jobs, webhooks
+from app.shared.models import Tenant, Webhook, WebhookDelivery
+from app.shared.repositories import jobs, tenants, webhooks
 from app.shared.webhook_addresses import parse_destination
+from tests.worker.waiting import eventually
 from worker import webhooks as sending
 from worker.webhooks import WebhookSender
 
@@ -36,10 +39,12 @@ class Receiver:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 receiver.received.append((self.path, dict(self.headers), body))
                 status = receiver.answers.pop(0) if receiver.answers else 204
-                if status == "slow":
-                    for _ in range(100):
-                        self.wfile.write(b"H")
-                        time.sleep(0.1)
+                if status in {"slow line", "slow headers"}:
+                    self.wfile.write(b"HTTP/1.1 204 No Content\r\n" if status == "slow headers" else b"HTTP")
+                    with suppress(OSError):
+                        for number in range(100):
+                            self.wfile.write(f"X-{number}: a\r\n".encode() if status == "slow headers" else b"H")
+                            time.sleep(0.1)
                     return
                 self.send_response(status)
                 self.send_header("Location", receiver.url + "/elsewhere")
@@ -87,12 +92,33 @@ def ended(database, settings, submit):
 
     def ended(url):
         with database.transaction() as session:
+            tenants.ensure_tenant(session, "local")
             hook = webhooks.create_webhook(session, "local", url, EVENTS, encrypt(settings, SecretStr(SECRET)))
         with database.transaction() as session:
             jobs.cancel_job(session, submit())
         return hook.id
 
     return ended
+
+
+@pytest.fixture
+def make_hook(database, settings):
+    """Create a webhook of a tenant, with a test delivery that is due."""
+
+    def make_hook(tenant, url):
+        with database.transaction() as session:
+            tenants.ensure_tenant(session, tenant)
+            secret = encrypt(settings, SecretStr(SECRET))
+            webhooks.queue_test(session, webhooks.create_webhook(session, tenant, url, EVENTS, secret))
+
+    return make_hook
+
+
+@pytest.fixture
+def silent():
+    """Yield the address of a receiver that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.fixture
@@ -110,6 +136,7 @@ def make_due(database):
         with database.transaction() as session:
             for row in session.query(WebhookDelivery):
                 row.available_at = row.available_at and datetime.now(UTC) - timedelta(seconds=1)
+            session.query(Tenant).update({"next_delivery_at": None})
 
     return make_due
 
@@ -200,18 +227,71 @@ def test_nothing_is_sent_into_private_networks(receiver, ended, send, deliveries
 def test_the_checked_address_is_connected_to(receiver, monkeypatch):
     destination = parse_destination(receiver.url.replace("127.0.0.1", "name.example"), allow_private=True)
     headers = {"Content-Type": "application/json"}
-    assert sending._post(destination, "127.0.0.1", b"{}", headers) == 204
+    assert asyncio.run(sending._post(destination, "127.0.0.1", b"{}", headers)) == 204
     assert receiver.received[0][1]["Host"] == f"name.example:{destination.port}"
 
 
-def test_a_receiver_that_never_ends_its_answer_is_cut_off(receiver, ended, send, deliveries, monkeypatch):
-    monkeypatch.setattr(sending, "_EXCHANGE_SECONDS", 0.3)
-    receiver.answers = ["slow"]
+@pytest.mark.parametrize("answer", ["slow line", "slow headers"])
+def test_a_receiver_that_never_ends_its_answer_is_cut_off(receiver, ended, send, deliveries, monkeypatch, answer):
+    monkeypatch.setattr(sending, "_LONGEST_SECONDS", 0.3)
+    receiver.answers = [answer]
     ended(receiver.url)
     began = time.monotonic()
     send()
     assert time.monotonic() - began < 5
-    assert "no answer" in deliveries()[0].error
+    assert deliveries()[0].error == "no answer within 0.3 seconds"
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_receiver_that_never_answers_is_cut_off(silent, ended, send, deliveries, monkeypatch, scheme):
+    monkeypatch.setattr(sending, "_LONGEST_SECONDS", 0.3)
+    ended(f"{scheme}://{silent}")
+    began = time.monotonic()
+    send()
+    assert time.monotonic() - began < 5
+    assert deliveries()[0].error == "no answer within 0.3 seconds"
+
+
+def test_a_name_that_takes_long_to_resolve_is_cut_off(ended, send, deliveries, monkeypatch):
+    monkeypatch.setattr(sending, "_LONGEST_SECONDS", 0.3)
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_arguments, **_options: answered.wait(60) and [])
+    ended("http://slow.example")
+    try:
+        send()
+        assert deliveries()[0].error == "no answer within 0.3 seconds"
+    finally:
+        answered.set()
+        eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("AnyIO")])
+
+
+def test_an_address_that_fails_slowly_rests(silent, receiver, ended, send, database, monkeypatch):
+    monkeypatch.setattr(sending, "_LONGEST_SECONDS", 0.3)
+    monkeypatch.setattr(sending, "_SLOW_SECONDS", 0.2)
+    receiver.answers = [500]
+    slow, broken = ended(f"http://{silent}"), ended(receiver.url)
+    send()
+    with database.snapshot() as session:
+        failures = {hook.id: hook.slow_failures for hook in session.query(Webhook)}
+    assert (failures[slow] > 0, failures[broken]) == (True, 0)
+
+
+def test_silent_receivers_of_one_tenant_delay_no_other(receiver, make_hook, settings, database, in_background):
+    stopped = threading.Event()
+    sender = WebhookSender(settings, database, stopped)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for _ in range(10):
+            make_hook("attacker", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        make_hook("other", receiver.url)
+        threads = [in_background(sender.send_due) for _ in range(sending.AT_ONCE)]
+        eventually(lambda: receiver.received)
+        # Now, while the first of the silent ones holds its tenant's turn.
+        stopped.set()
+    for thread in threads:
+        thread.join()
+    with database.snapshot() as session:
+        attempts = sorted(row.attempt for row in session.query(WebhookDelivery))
+    assert attempts == [0] * 9 + [1, 1]
 
 
 def test_an_absent_receiver_and_a_plain_one_are_noted(receiver, ended, send, deliveries):
@@ -223,7 +303,7 @@ def test_an_absent_receiver_and_a_plain_one_are_noted(receiver, ended, send, del
     # TLS with something that does not speak it.
     destination = parse_destination(receiver.url.replace("http:", "https:"), allow_private=True)
     with pytest.raises(OSError, match=r"SSL|ssl"):
-        sending._post(destination, "127.0.0.1", b"{}", {})
+        asyncio.run(sending._post(destination, "127.0.0.1", b"{}", {}))
 
 
 def test_old_deliveries_are_forgotten_unless_they_are_due(receiver, ended, send, database, deliveries):

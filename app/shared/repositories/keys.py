@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from app.shared.database import now
 from app.shared.errors import InvalidRequestError, NotFoundError
 from app.shared.models import ApiKey
-from app.shared.repositories.tenants import ensure_tenant
+from app.shared.repositories.tenants import ensure_tenant, lock_tenant
 
 Scope = Literal["read", "write", "metrics"]
 """What a key may be used for: reading, changing, and the metrics of the whole service."""
@@ -31,6 +31,7 @@ _SECRET_BYTES = 32
 _KEY = re.compile(rf"rk_([0-9a-f]{{{2 * _ID_BYTES}}})_([0-9a-f]{{{2 * _SECRET_BYTES}}})")
 _MAX_LABEL = 64
 _USE_PRECISION = timedelta(minutes=1)
+_UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +56,17 @@ def create_key(
     scopes: Collection[str] = DEFAULT_SCOPES,
     label: str = "",
     lifetime: timedelta | None = None,
+    made_with: str | None = None,
 ) -> NewKey:
     """Create a key, and its tenant if needed.
+
+    Args:
+        session: a writing transaction.
+        tenant: the tenant.
+        scopes: what it may be used for.
+        label: its owner's name for it.
+        lifetime: time until it expires; None for no limit.
+        made_with: id of the key that its creator uses, with which it is revoked.
 
     Raises:
         InvalidRequestError: the name or label is not valid, or scopes are missing or unknown.
@@ -76,6 +86,7 @@ def create_key(
         scopes=" ".join(scope for scope in SCOPES if scope in scopes),
         created_at=at,
         expires_at=None if lifetime is None else at + lifetime,
+        made_with=made_with,
     )
     session.add(row)
     session.flush()
@@ -124,7 +135,7 @@ def note_use(session: Session, key_id: str) -> None:
     at = now(session)
     is_due = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at <= at - _USE_PRECISION)
     statement = update(ApiKey).where(ApiKey.id == key_id, is_due).values(last_used_at=at)
-    session.execute(statement, execution_options={"synchronize_session": False})
+    session.execute(statement, execution_options=_UNSYNCHRONIZED)
 
 
 def list_keys(session: Session, tenant: str | None = None) -> list[ApiKey]:
@@ -134,7 +145,9 @@ def list_keys(session: Session, tenant: str | None = None) -> list[ApiKey]:
 
 
 def revoke_key(session: Session, key_id: str) -> ApiKey:
-    """Revoke a key immediately; idempotent.
+    """Revoke a key immediately, with all keys that were made with it, or with those; idempotent.
+
+    Whoever stole a key could otherwise keep another one.
 
     Raises:
         NotFoundError: the key does not exist.
@@ -142,9 +155,13 @@ def revoke_key(session: Session, key_id: str) -> ApiKey:
     row = session.get(ApiKey, key_id)
     if row is None:
         raise NotFoundError("no key has this id; `rocket admin keys list` shows them")
-    if row.revoked_at is None:
-        row.revoked_at = now(session)
-    session.flush()
+    # A key that is being made with it is made first, or not at all.
+    lock_tenant(session, row.tenant)
+    ended = select(ApiKey.id).where(ApiKey.id == key_id).cte(recursive=True)
+    ended = ended.union(select(ApiKey.id).join(ended, ApiKey.made_with == ended.c.id))
+    usable = ApiKey.id.in_(select(ended.c.id)), ApiKey.revoked_at.is_(None)
+    session.execute(update(ApiKey).where(*usable).values(revoked_at=now(session)), execution_options=_UNSYNCHRONIZED)
+    session.refresh(row)
     return row
 
 

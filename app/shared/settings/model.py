@@ -210,7 +210,7 @@ class Settings(BaseSettings):
     tenants_manage_keys: bool = Field(
         default=False,
         description="let users who are signed in with a key that may write create and revoke the API keys of their "
-        "tenant on the page `/ui/keys`; a new key gets no scope that theirs lacks",
+        "tenant on the page `/ui/keys`; a new key gets no scope that theirs lacks, and is revoked with it",
     )
     max_webhooks: Annotated[int, Field(ge=0)] = Field(
         default=10, description="quota of a tenant: webhooks; 0 to allow none"

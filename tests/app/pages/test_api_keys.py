@@ -6,8 +6,12 @@ from http import HTTPStatus
 
 import pytest
 
+from app.services import api_keys
+from app.services.access import Caller
+from app.shared.errors import PermissionDeniedError
 from app.shared.models import ApiKey, AuditEvent
 from app.shared.repositories import keys
+from app.shared.repositories.audit import Actor
 from tests.app.pages.test_sign_in import csrf_of
 
 
@@ -129,6 +133,37 @@ def test_a_key_does_not_outlive_its_creator(key, sign_in, allow, context):
 def test_forms_need_the_token_of_the_session(page, key, sign_in, allow):
     sign_in(key("alice"))
     assert page("POST", "/ui/keys", data={"scope-read": "yes", "csrf": "guessed"}).status_code == 403
+
+
+def test_a_key_without_a_session_manages_no_keys(page, key, allow):
+    mine, other = key("alice"), key("alice")
+    bearer = {"Authorization": f"Bearer {mine.text}"}
+    assert page("POST", "/ui/keys", headers=bearer, data={"scope-read": "yes"}).status_code == 403
+    assert page("POST", f"/ui/keys/{other.row.id}/revoke", headers=bearer).status_code == 403
+    assert "New key" not in page("GET", "/ui/keys", headers=bearer).text
+
+
+def test_a_key_made_with_another_ends_with_it(client, key, sign_in, allow, page):
+    stolen, own = key("alice"), key("alice")
+    answer = sign_in(stolen)(**{"scope-read": "yes", "scope-write": "yes"})
+    kept = re.search(r"rk_[0-9a-f]{16}_[0-9a-f]{64}", answer.text)[0]
+    client.cookies.clear()
+    send = sign_in(own)
+    assert "The keys made with it end as well." in page("GET", "/ui/keys").text
+    send(f"/ui/keys/{stolen.row.id}/revoke")
+    client.cookies.clear()
+    assert client.get("/jobs", headers={"Authorization": f"Bearer {kept}"}).status_code == 401
+    assert client.get("/jobs", headers={"Authorization": f"Bearer {own.text}"}).status_code == 200
+
+
+def test_a_key_revoked_meanwhile_makes_none(context, key, allow):
+    mine = key("alice")
+    caller = Caller(tenant="alice", scopes=frozenset({"read", "write"}), key_id=mine.row.id, session_id="s")
+    actor = Actor(tenant="alice", name=mine.row.id, address=None, request_id=None)
+    with context.database.transaction() as session:
+        keys.revoke_key(session, mine.row.id)
+    with pytest.raises(PermissionDeniedError, match="revoked"):
+        api_keys.create_key(context, caller, actor, label="", scopes=["read"], days=None)
 
 
 def test_without_keys_the_page_says_how_the_first_is_made(page):

@@ -1,12 +1,32 @@
 import socket
+from ipaddress import IPv6Address
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import data, ip_addresses
 
 from app.shared.errors import InvalidRequestError
 from app.shared.webhook_addresses import ForbiddenAddressError, is_public, parse_destination
 
+# A prefix, and how far from the end the IPv4 address stands.
+EMBEDDINGS = {
+    "compatible": ("::", 0),
+    "mapped": ("::ffff:0:0", 0),
+    "translated": ("::ffff:0:0:0", 0),
+    "NAT64": ("64:ff9b::", 0),
+    "NAT64 of a network": ("64:ff9b:1::", 0),
+    "6to4": ("2002::", 80),
+    "Teredo server": ("2001::", 64),
+    "site-local": ("fec0::", 0),
+}
+# Blocks at IANA, of which some are newer than the oldest version of Python.
+SPECIAL = (
+    *("192.88.99.0/24", "100.64.0.0/10", "240.0.0.0/4", "::/16", "64:ff9b:1::/48", "100::/64", "2001::/23"),
+    *("2002::/16", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
+)
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1", "1.1.1.1", "64:ff9b::8.8.8.8"])
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1", "2001:4860:4860::8888", "1.1.1.1", "64:ff9b::8.8.8.8"])
 def test_public_addresses_are_public(address):
     assert is_public(address)
 
@@ -15,15 +35,54 @@ def test_public_addresses_are_public(address):
     "address",
     [
         *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.1"),
-        *("224.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1", "240.0.0.1"),
+        *("224.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1", "240.0.0.1", "192.88.99.1", "192.0.0.192"),
         *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "2001:db8::1"),
         # Addresses of IPv4 within those of IPv6.
         *("::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::127.0.0.1", "64:ff9b::a9fe:a9fe"),
         *("2002:7f00:1::", "2002:a00:1::1", "2001:0:808:808:0:0:80ff:fffe"),
+        *(
+            "::127.0.0.1",
+            "::8.8.8.8",
+            "::ffff:0:127.0.0.1",
+            "::ffff:0:8.8.8.8",
+            "64:ff9b:1::7f00:1",
+            "64:ff9b:1:fffe::1",
+        ),
+        *("fec0::1", "5f00::1", "3fff::1", "3fff:fff:ffff::1", "100::1", "100:0:0:1::1", "4000::1", "2001:2::1"),
     ],
 )
 def test_private_addresses_are_not_public(address):
     assert not is_public(address)
+
+
+@given(ip_addresses(v=4))
+def test_an_ipv4_address_is_public_only_if_python_says_so(address):
+    # The registries have grown since the oldest version of Python, and shrunk only by protocol assignments.
+    assert not is_public(str(address)) or (address.is_global and not address.is_multicast)
+
+
+@given(ip_addresses(v=6))
+def test_an_ipv6_address_is_public_only_if_python_says_so(address):
+    assert not is_public(str(address)) or (address.is_global and not address.is_multicast)
+
+
+@pytest.mark.parametrize("network", EMBEDDINGS)
+@given(address=ip_addresses(v=4))
+def test_an_embedded_ipv4_address_is_never_more_public(network, address):
+    prefix, shift = EMBEDDINGS[network]
+    embedded = IPv6Address(int(IPv6Address(prefix)) | int(address) << shift)
+    assert not is_public(str(embedded)) or (network == "NAT64" and is_public(str(address)))
+
+
+@given(ip_addresses(v=4))
+def test_nat64_reaches_what_ipv4_reaches(address):
+    assert is_public(f"64:ff9b::{address}") == is_public(str(address))
+
+
+@pytest.mark.parametrize("block", SPECIAL)
+@given(data=data())
+def test_no_address_of_a_special_block_is_public(block, data):
+    assert not is_public(str(data.draw(ip_addresses(network=block))))
 
 
 @pytest.mark.parametrize(

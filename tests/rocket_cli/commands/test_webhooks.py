@@ -24,7 +24,7 @@ def worker(service):
     def attempt_soon(error):
         def attempt():
             due = eventually(lambda: service.do(webhooks.claim_delivery))
-            service.do(webhooks.finish_delivery, due.id, error)
+            service.do(webhooks.finish_delivery, due, error)
 
         threads.append(threading.Thread(target=attempt))
         threads[-1].start()

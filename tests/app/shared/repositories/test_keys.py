@@ -61,6 +61,23 @@ def test_revoking_twice_changes_nothing(do, clock):
         do(keys.revoke_key, "0" * 16)
 
 
+@pytest.mark.databases("sqlite", "postgres")
+def test_keys_made_with_a_key_end_with_it(do):
+    first = do(keys.create_key, "alice")
+    made = do(keys.create_key, "alice", made_with=first.row.id)
+    next_ = do(keys.create_key, "alice", made_with=made.row.id)
+    other = do(keys.create_key, "alice")
+    do(keys.revoke_key, made.row.id)
+    assert [do(keys.find_key, key.text) is not None for key in (first, made, next_, other)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    do(keys.revoke_key, first.row.id)
+    assert [do(keys.find_key, key.text) is not None for key in (first, other)] == [False, True]
+
+
 def test_keys_are_listed_by_tenant(do):
     first, _, second = (do(keys.create_key, name) for name in ("alice", "bob", "alice"))
     assert {row.id for row in do(keys.list_keys, "alice")} == {first.row.id, second.row.id}
