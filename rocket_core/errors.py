@@ -29,6 +29,7 @@ RocketError
 │   ├── CheckpointFormatError       a layout or version this library does not read
 │   ├── CorruptCheckpointError      a file that is damaged or incomplete
 │   └── UnsafeFileError             a link that leaves the model's folder, a device, or an absurdly large file
+├── FaultyResultError               what was written does not compute what compression made
 └── CompressionCancelledError       the caller asked to stop; what is done is kept
 
 A message says what is wrong, where, and what to do. `code` is stable: it is stored with a job and returned by the API.
@@ -229,6 +230,12 @@ class UnsafeFileError(CheckpointError):
     """A file of a model folder is unsafe to read: it leads elsewhere, is not a regular file, or is far too large."""
 
     code = "unsafe_file"
+
+
+class FaultyResultError(RocketError):
+    """A written result cannot be run, or computes something else than what compression made; no fault of the caller."""
+
+    code = "faulty_result"
 
 
 class CompressionCancelledError(RocketError):

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -59,6 +61,7 @@ class WeightLoader:
         self._disk_keys: dict[str, str] = {}
         self._tied: dict[str, str] = {}
         self._parts: dict[str, dict[str, PartEntry]] = {}
+        self._unknown: dict[str, str] = {}
         known = skeleton | fused
         for key in checkpoint.entries:
             target, converter = rename_source_key(key, renamings, converters, model.base_model_prefix, known)
@@ -70,6 +73,8 @@ class WeightLoader:
                 self._parts[key] = split_experts(checkpoint.entries[key], stored)
                 continue
             self._targets[key] = target
+            if target not in known:
+                self._unknown[target] = key
             if converter is None and target in skeleton:
                 self._disk_keys[target] = key
         self._part_of = {name: entry for parts in self._parts.values() for name, entry in parts.items()}
@@ -103,6 +108,16 @@ class WeightLoader:
     def parts(self, key: str) -> Mapping[str, PartEntry]:
         """Return the tensors of single experts within a tensor of the checkpoint, by name; none for most tensors."""
         return self._parts.get(key, {})
+
+    def unexpected(self) -> dict[str, TensorEntry]:
+        """Return the stored tensors that the model has no place for, by the names that they would have in it.
+
+        Left out are those that transformers ignores knowingly, and the masks that older versions stored.
+        """
+        info: Any = SimpleNamespace(missing_keys=set(), unexpected_keys=set(self._unknown))
+        self._model._adjust_missing_and_unexpected_keys(info)
+        found = {name: self._checkpoint.entries[self._unknown[name]] for name in sorted(info.unexpected_keys)}
+        return {name: entry for name, entry in found.items() if not _is_mask(entry)}
 
     def load(self, modules: Iterable[str], *, without: Iterable[str] = ()) -> None:
         """Load all parameters and persistent buffers of the given modules. None of them requires a gradient.
@@ -184,6 +199,13 @@ def _quietly_in_one_thread() -> Iterator[None]:
             del os.environ[_NO_THREADS]
         else:
             os.environ[_NO_THREADS] = threads
+
+
+def _is_mask(entry: TensorEntry) -> bool:
+    """Return whether a tensor is a mask of attention, or the number that one puts in place of masked scores."""
+    shape = entry.shape
+    is_square = len(shape) == 4 and shape[:2] == (1, 1) and shape[2] == shape[3]
+    return is_square or entry.key.endswith(".masked_bias")
 
 
 def _is_under(target: str, names: Sequence[str], left_out: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ import torch
 from rocket_core.checkpoint.reader import DTYPES, TensorEntry
 from rocket_core.inspection.header_size import ALIGNMENT, METADATA
 from rocket_core.inspection.safetensors_headers import INDEX_NAME
-from rocket_core.system.files import atomic_write
+from rocket_core.system.files import Opener, atomic_write
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -70,6 +70,7 @@ def write_checkpoint(
     *,
     max_shard_bytes: int,
     on_tensor: Callable[[str], None] = lambda _key: None,
+    opener: Opener = atomic_write,
 ) -> int:
     """Write a model's tensors as one safetensors file, or as shards with an index.
 
@@ -80,6 +81,7 @@ def write_checkpoint(
         plans: the tensors, in any order.
         max_shard_bytes: size at which a new file is started; a larger tensor gets its own file.
         on_tensor: called with each name before it is written.
+        opener: opens each file; `compared` compares files that are written already.
 
     Returns:
         Size of all files written, excluding the index.
@@ -89,14 +91,14 @@ def write_checkpoint(
     total = 0
     for number, shard in enumerate(shards, start=1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        with atomic_write(folder / name) as stream:
+        with opener(folder / name) as stream:
             write_safetensors(stream, shard, on_tensor=on_tensor)
         total += (folder / name).stat().st_size
         weight_map.update((plan.key, name) for plan in shard)
     if len(shards) > 1:
         size = sum(plan.nbytes for shard in shards for plan in shard)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
-        with atomic_write(folder / INDEX_NAME) as stream:
+        with opener(folder / INDEX_NAME) as stream:
             stream.write((json.dumps(index, indent=2) + "\n").encode())
     return total
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rocket_core.exports.gguf_file import GgufTensor, Storage, write_gguf
 from rocket_core.exports.gguf_model import GgufPlan, PlannedTensor, TensorRules
-from rocket_core.system.files import atomic_write
+from rocket_core.system.files import Opener, atomic_write
 
 _DTYPES: dict[Storage, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _STORAGES: dict[torch.dtype, Storage] = {torch.float64: "F32", **{dtype: name for name, dtype in _DTYPES.items()}}
@@ -39,7 +39,12 @@ def gguf_storage(dtype: torch.dtype) -> Storage:
 
 
 def write_model(
-    path: Path, plan: GgufPlan, sources: Sequence[GgufSource], *, on_tensor: Callable[[str], None] = lambda _name: None
+    path: Path,
+    plan: GgufPlan,
+    sources: Sequence[GgufSource],
+    *,
+    on_tensor: Callable[[str], None] = lambda _name: None,
+    opener: Opener = atomic_write,
 ) -> int:
     """Write the file, and return its size, which is `plan.file_bytes` of the sources.
 
@@ -50,6 +55,7 @@ def write_model(
         plan: what it contains.
         sources: the tensors of the checkpoint, in the order in which they are written.
         on_tensor: called with the name of each source before it is written.
+        opener: opens the file; `compared` compares one that is written already.
 
     Raises:
         UnsupportedExportError: llama.cpp has no such tensor.
@@ -58,7 +64,7 @@ def write_model(
     tensors = [_computed(name, values) for name, values in plan.computed.items()]
     for tensor in plan.tensors((source.key, source.shape, source.storage) for source in sources):
         tensors.append(_stored(tensor, by_key, on_tensor))
-    with atomic_write(path) as stream:
+    with opener(path) as stream:
         return write_gguf(stream, plan.metadata, tensors)
 
 

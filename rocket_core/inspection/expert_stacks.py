@@ -18,9 +18,14 @@ _RETURNING = {"down_proj": "down_proj", "output_linear": "down_proj"}
 
 def find_stacks(name: str, shape: tuple[int, ...]) -> list[tuple[str, Stack]]:
     """Return name and shape of a tensor in a block if it may hold the matrices of several experts, else nothing."""
-    if len(shape) != 3 or min(shape) < 2 or shape[0] > MAX_EXPERTS or _last(name) not in {*_READING, *_RETURNING}:
+    if len(shape) != 3 or min(shape) < 2 or shape[0] > MAX_EXPERTS or not is_stack_name(name.rpartition(".")[2]):
         return []
     return [(name, (shape[0], shape[1], shape[2]))]
+
+
+def is_stack_name(last: str) -> bool:
+    """Return whether tensors that may hold the matrices of several experts have this as the last part of their name."""
+    return last in _READING or last in _RETURNING
 
 
 def possible_shapes(stack: Stack) -> set[tuple[int, int]]:
@@ -43,7 +48,3 @@ def expert_layers(name: str, stack: Stack, hidden_size: int) -> Iterator[tuple[s
             yield f"{parent}.{expert}.{layer}", (hidden_size, width // len(reading))
         if last in _RETURNING:
             yield f"{parent}.{expert}.{_RETURNING[last]}", (width, hidden_size)
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]

@@ -24,6 +24,7 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.inspection.block_lists import has_tower
+from rocket_core.inspection.coded_weights import check_plain
 from rocket_core.inspection.layer_names import (
     PREFIXES,
     advice_on_pattern,
@@ -235,9 +236,10 @@ def check_weights(weights: WeightSummary, model: str) -> None:
         model: name of the model in messages.
 
     Raises:
-        AlreadyQuantizedError: most weights are not plain floating-point numbers.
+        AlreadyQuantizedError: weights are coded, or most of them are not plain floating-point numbers.
         UnsupportedArchitectureError: the model has no blocks with weight matrices, or too many shapes of them.
     """
+    check_plain(weights, model)
     if weights.dtype_bytes:
         storage_dtype(weights, model)
     shapes = [shape for shape in weights.block_shapes if min(shape) > 0]

@@ -22,7 +22,8 @@ class WeightSummary:
         dtype_bytes: bytes of the tensors of two and more dimensions, by dtype.
         block_shapes: number of matrices inside numbered blocks, by shape as stored: includes every compressible layer,
             and others, among them those that a tensor of all experts may consist of.
-        matrices: names and shapes, as stored, of those in `block_shapes` whose name ends in `.weight`.
+        matrices: names and shapes, as stored, of those in `block_shapes` that are plain floating-point numbers and
+            whose name ends in `.weight`.
         others: all other tensors.
         stacks: names and shapes of tensors inside numbered blocks that may hold a matrix of each expert.
         parameters: numbers in all floating-point tensors.
@@ -73,7 +74,8 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
         if len(header.shape) == 2 and block:
             shape = header.shape[0], header.shape[1]
             shapes[shape] += 1
-        if len(header.shape) == 2 and block and header.key.endswith(_WEIGHT):
+        is_plain = header.dtype in FLOAT_DTYPES
+        if len(header.shape) == 2 and block and is_plain and header.key.endswith(_WEIGHT):
             matrices.append((header.key.removesuffix(_WEIGHT), (header.shape[0], header.shape[1])))
         else:
             others.append(header)

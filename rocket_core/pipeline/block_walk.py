@@ -78,6 +78,20 @@ class BlockWalk:
         self._position = index + 1
         return statistics, _group_names(groups)
 
+    def pass_through(self, index: int, module_for: Callable[[nn.Module], nn.Module]) -> None:
+        """Advance the hidden states past a block, which another module computes.
+
+        Args:
+            index: the block; not before the current position of the walk.
+            module_for: given the block with its weights loaded, returns that module.
+        """
+        self.advance_to(index)
+        with loaded_block(self._run, index) as block:
+            module = module_for(block)
+            for batch in range(len(self._states.hidden)):
+                self._step(module, index, batch)
+        self._position = index + 1
+
     def _collect(
         self, block: nn.Module, index: int, modules: Mapping[str, nn.Module], groups: Sequence[InputGroup]
     ) -> dict[str, GramStatistics]:
@@ -100,6 +114,13 @@ class BlockWalk:
 
         The head itself is neither loaded nor run.
         """
+        with self.head_inputs(head) as rows:
+            first = next(rows, None)
+            return None if first is None else sum_inputs(head, itertools.chain([first], rows), self._run.precision)
+
+    @contextmanager
+    def head_inputs(self, head: str) -> Iterator[Iterator[Tensor]]:
+        """Yield what the output head reads, by batch; nothing if the model never calls it."""
         run = self._run
         blocks = run.architecture.lists[-1]
         self.advance_to(blocks.stop)
@@ -115,9 +136,7 @@ class BlockWalk:
                 yield found
 
         with loaded_surroundings(run, blocks, head=False) as model:
-            rows = inputs(model)
-            first = next(rows, None)
-            return None if first is None else sum_inputs(head, itertools.chain([first], rows), run.precision)
+            yield inputs(model)
 
     @contextmanager
     def _without_encoder(self) -> Iterator[None]:

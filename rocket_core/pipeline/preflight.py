@@ -15,12 +15,15 @@ from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.config import HUB_DATASETS, CompressionConfig
 from rocket_core.errors import (
     CalibrationError,
+    CheckpointFormatError,
     ModelNotFoundError,
     UnsupportedArchitectureError,
     WorkFolderError,
 )
 from rocket_core.experts import unknown_experts
 from rocket_core.exports.gguf_model import plan_gguf
+from rocket_core.inspection.block_lists import block_of
+from rocket_core.inspection.coded_weights import check_plain
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import sample_positions
@@ -74,6 +77,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     named = model_config.to_dict() | {"architectures": [type(architecture.model).__name__]}
     check_engine(named, dtype.itemsize, config.reader, source.name)
     loader = WeightLoader(architecture.model, checkpoint, device)
+    _check_all_taken(architecture, loader, source.name)
     # Files that will be copied into the artifacts are checked before long work, and again when they are copied.
     companions(source.folder, source.name)
     check_settings(source.folder)
@@ -200,8 +204,24 @@ def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
     config = parse_config(read_start(source.folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), source.name)
     check_config(config, source.name)
     checkpoint = open_checkpoint(source.folder)
+    check_plain(checkpoint.weights, source.name)
     check_sizes(config, checkpoint.weights, source.name)
     return checkpoint
+
+
+def _check_all_taken(architecture: Architecture, loader: WeightLoader, model: str) -> None:
+    """Raise an error if a block stores a tensor that the model would leave out, and the result would lack."""
+    prefix = f"{architecture.model.base_model_prefix}."
+    blocks = {architecture.block_name(index) for index in range(len(architecture.layers))}
+    blocks |= {name.removeprefix(prefix) for name in blocks}
+    found = [entry for name, entry in loader.unexpected().items() if block_of(name) in blocks]
+    if found:
+        first, more = found[0], f" and {len(found) - 1} more tensors of its blocks" if found[1:] else ""
+        raise CheckpointFormatError(
+            f"{model} stores {first.key!r} ({first.dtype}, shape {first.shape}){more}, which "
+            f"{type(architecture.model).__name__} does not take, so that the result would be another model; restore "
+            "the config.json that belongs to these weights, or start from the original weights if these are coded"
+        )
 
 
 def _content_hash(path: Path) -> str:

@@ -47,6 +47,7 @@ from rocket_core.pipeline.stages.profile import allocate_layers, profile_layers
 from rocket_core.pipeline.stages.publish import check_same_measurements, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
 from rocket_core.pipeline.stages.token_tables import compress_tables
+from rocket_core.pipeline.stages.trial_run import check_export
 from rocket_core.pipeline.stages.units import group_units
 from rocket_core.pipeline.state.profile_cache import ProfileCache
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -310,6 +311,8 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
             healing = heal_layers(run, prepared.healing, by_name, work, monitor)
     with monitor.stage("exporting"):
         folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
+        for kind, folder in folders.items():
+            check_export(run, work, kind, folder, by_name, prepared.calibration, monitor)
     evaluation, speed = measure(run, prepared.plan, folders, work, monitor)
     exports = export_reports(folders)
     report = CompressionReport(

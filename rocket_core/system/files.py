@@ -5,11 +5,15 @@ without `flock` falls back to a lock that outlives a killed process.
 """
 
 import fcntl
+import io
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeAlias, cast
+
+Opener: TypeAlias = Callable[[Path], AbstractContextManager[BinaryIO]]
+"""A function that opens a file to be written."""
 
 
 @contextmanager
@@ -32,6 +36,36 @@ def atomic_write(path: Path, *, temporary: Path | None = None) -> Iterator[Binar
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+class DifferentContentError(Exception):
+    """A file holds other bytes than those that it was expected to hold."""
+
+
+class _Comparison(io.RawIOBase):
+    """A stream that reads a file instead of writing it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        if self._file.read(len(data)) != data:
+            raise DifferentContentError
+        return len(data)
+
+
+@contextmanager
+def compared(path: Path) -> Iterator[BinaryIO]:
+    """Yield a stream in place of that of `atomic_write`, which compares what is written with the file.
+
+    Raises:
+        DifferentContentError: they differ.
+    """
+    with path.open("rb") as file:
+        yield cast("BinaryIO", _Comparison(file))
+        if file.read(1):
+            raise DifferentContentError
 
 
 def sync_folder(folder: Path) -> None:

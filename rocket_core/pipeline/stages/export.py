@@ -19,6 +19,7 @@ from rocket_core.checkpoint import (
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.code_format import CodeFormat
 from rocket_core.engines import ExportKind
+from rocket_core.errors import FaultyResultError
 from rocket_core.experts import expert_projection, unfused_modules
 from rocket_core.exports import artifact_folder, compressed_tensors
 from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, write_model
@@ -35,6 +36,7 @@ from rocket_core.pipeline.stages.stored_weight import (
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
 from rocket_core.report.schema import ExportReport, LayerReport
+from rocket_core.system.files import DifferentContentError, Opener, atomic_write, compared
 
 StoredExport = Literal["factored", "dense", "compressed-tensors"]
 """Exports of safetensors."""
@@ -59,24 +61,71 @@ def write_export(
     finished = work.finished_export(kind)
     if finished is not None:
         return finished
-    folder = work.new_export(kind)
-    kinds = run.config.export
-    begin, total = kinds.index(kind), len(kinds)
-    stored = _stored_layers(run, layers)
-    if kind == "gguf":
-        _write_gguf(run, work, folder, stored, monitor)
-    else:
-        plans = list(_plans(run, work, kind, stored))
-        tensors = iter(range(len(plans)))
-        write_checkpoint(
-            folder,
-            plans,
-            max_shard_bytes=run.config.max_shard_bytes,
-            on_tensor=lambda key: monitor.step((begin + next(tensors) / len(plans)) / total, key),
-        )
+    folder, stored = work.new_export(kind), _stored_layers(run, layers)
+    _write_weights(run, work, kind, folder, stored, lambda share, key: monitor.step(_share(run, kind, share), key))
+    if kind != "gguf":
         _write_description(run, work, folder, kind, stored)
     work.finish_export(kind)
     return folder
+
+
+def check_weights(
+    run: Run, work: WorkFolder, kind: ExportKind, folder: Path, layers: Mapping[str, LayerReport], monitor: Monitor
+) -> None:
+    """Raise an error if the files of a written artifact hold other tensors than those that were written.
+
+    Args:
+        run: the run.
+        work: work folder with the factors.
+        kind: kind of the artifact.
+        folder: the artifact's folder.
+        layers: every compressible layer by name.
+        monitor: notified of every tensor.
+
+    Raises:
+        FaultyResultError: they do.
+    """
+    last = ["the header"]
+
+    def on_tensor(_share: float, key: str) -> None:
+        last[0] = f"tensor {key!r}"
+        monitor.pulse()
+
+    try:
+        _write_weights(run, work, kind, folder, _stored_layers(run, layers), on_tensor, opener=compared)
+    except DifferentContentError as error:
+        raise FaultyResultError(f"on the disk, {last[0]} differs from what was written") from error
+
+
+def _write_weights(
+    run: Run,
+    work: WorkFolder,
+    kind: ExportKind,
+    folder: Path,
+    stored: Mapping[str, LayerReport],
+    on_tensor: Callable[[float, str], None],
+    *,
+    opener: Opener = atomic_write,
+) -> None:
+    """Write the files with the tensors of an artifact; `on_tensor` gets the completed part and the next name."""
+    if kind == "gguf":
+        _write_gguf(run, work, folder, stored, on_tensor, opener)
+        return
+    plans = list(_plans(run, work, kind, stored))
+    tensors = iter(range(len(plans)))
+    write_checkpoint(
+        folder,
+        plans,
+        max_shard_bytes=run.config.max_shard_bytes,
+        on_tensor=lambda key: on_tensor(next(tensors) / len(plans), key),
+        opener=opener,
+    )
+
+
+def _share(run: Run, kind: ExportKind, share: float) -> float:
+    """Return the completed part of all exports."""
+    kinds = run.config.export
+    return (kinds.index(kind) + share) / len(kinds)
 
 
 def write_unhealed(
@@ -152,10 +201,15 @@ def plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
     return plan_tensor(entry.key, run.dtype, entry.shape, entry.read)
 
 
-def _write_gguf(run: Run, work: WorkFolder, folder: Path, stored: Mapping[str, LayerReport], monitor: Monitor) -> None:
+def _write_gguf(
+    run: Run,
+    work: WorkFolder,
+    folder: Path,
+    stored: Mapping[str, LayerReport],
+    on_tensor: Callable[[float, str], None],
+    opener: Opener,
+) -> None:
     assert run.gguf is not None, "the settings have the export"
-    kinds = run.config.export
-    begin = kinds.index("gguf")
     sources = []
     trained = trained_entries(work)
     for key, untouched in run.split_entries().items():
@@ -169,9 +223,11 @@ def _write_gguf(run: Run, work: WorkFolder, folder: Path, stored: Mapping[str, L
         folder / GGUF_NAME,
         run.gguf,
         sources,
-        on_tensor=lambda key: monitor.step((begin + next(tensors) / count) / len(kinds), key),
+        on_tensor=lambda key: on_tensor(next(tensors) / count, key),
+        opener=opener,
     )
-    (folder / MODELFILE_NAME).write_text(f"FROM ./{GGUF_NAME}\n", encoding="utf-8")
+    with opener(folder / MODELFILE_NAME) as stream:
+        stream.write(f"FROM ./{GGUF_NAME}\n".encode())
 
 
 def _plan_layer(

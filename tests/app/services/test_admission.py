@@ -13,6 +13,7 @@ from app.main import create_app
 from app.services import admission
 from tests.app.api.conftest import BODY
 from tests.app.conftest import local_client
+from tests.reference.coded_models import save_coded
 from tests.reference.fake_hub import FakeHub
 from tests.reference.safetensors_files import llama_tensors, safetensors_bytes, save_llama
 
@@ -82,6 +83,22 @@ def test_incompressible_local_models_are_refused(client, settings, odd, change, 
 def test_quantized_weights_are_refused(client, settings, odd, dtype):
     save_llama(odd, dtype=dtype)
     refused(client, BODY | {"model_id": "local/odd"}, 422, "already_quantized")
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/estimates"])
+def test_coded_layers_among_plain_weights_are_refused(client, settings, path):
+    save_coded("FP8 with scales of blocks", settings.models_folder / "coded")
+    answer = refused(client, BODY | {"model_id": "local/coded"}, 422, "already_quantized", path=path)
+    assert "local/coded stores weights as FP8 with scales of blocks" in answer.json()["detail"]
+    assert "down_proj.weight_scale_inv" in answer.json()["detail"]
+
+
+def test_coded_layers_on_the_hub_are_refused_by_header(client, hub, tmp_path):
+    coded = save_coded("packed by GPTQ", tmp_path / "coded")
+    for name in ("config.json", "model.safetensors"):
+        hub.repositories["org/model"][name] = (coded / name).read_bytes()
+    answer = refused(client, HUB_BODY, 422, "already_quantized")
+    assert "integers packed by GPTQ" in answer.json()["detail"]
 
 
 def test_a_model_without_blocks_is_refused(client, odd):

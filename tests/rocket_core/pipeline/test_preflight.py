@@ -216,6 +216,29 @@ def test_tensors_of_an_unknown_dtype_are_copied(model, tmp_path, settings):
         assert b"".join(entries["model.extra.scale"].chunks()) == b"\x12\x34\x56\x78"
 
 
+@pytest.mark.parametrize(
+    ("key", "more"), [("self_attn.q_norm.weight", ""), ("mlp.up_proj.scale", ""), ("mlp.up_proj.bias", "and 1 more")]
+)
+def test_tensors_that_the_model_does_not_take_are_refused(model, tmp_path, settings, key, more):
+    keys = [f"model.layers.{index}.{key}" for index in (range(2) if more else [1])]
+    edit_weights(model, lambda tensors: tensors.update({name: torch.ones(8) for name in keys}))
+    message = rf"{keys[0]}' \(F32, shape \(8,\)\).*{more}.*LlamaForCausalLM does not take.*config\.json"
+    refused(CheckpointFormatError, message, model, tmp_path, settings())
+
+
+def test_tensors_that_transformers_leaves_out_are_no_obstacle(model, tmp_path, settings):
+    remains = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+        "model.layers.0.self_attn.bias": torch.ones(1, 1, 64, 64, dtype=torch.uint8),
+        "model.layers.0.self_attn.masked_bias": torch.tensor(-1e9),
+        # Of layers that predict tokens after the next one, and of a model around this one.
+        "model.layers.2.eh_proj.weight": torch.ones(8, 8),
+        "model.extra.weight": torch.ones(8),
+    }
+    edit_weights(model, lambda tensors: tensors.update(remains))
+    compress(str(model), tmp_path / "out", settings())
+
+
 def test_layers_stored_in_a_wider_dtype_are_counted_as_stored(model, tmp_path, settings):
     def mix(tensors):
         for key in list(tensors):
