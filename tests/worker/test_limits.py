@@ -263,7 +263,7 @@ def test_a_job_cannot_start_processes_without_end(run):
     code = """
 started = []
 try:
-    for number in range(3000):
+    for number in range(2000):
         pid = os.fork()
         if pid == 0:
             signal.pause()
@@ -271,11 +271,11 @@ try:
 except OSError as error:
     channel.send(Failed(code="corrupt_checkpoint", message=f"{type(error).__name__} {len(started)}"))
 """
-    job = run(code)
+    job = run(code, first="from worker import limits\nlimits._THREADS = 64\n")
     assert_refused(job, "corrupt_checkpoint")
     kind, count = job.error["message"].split()
     assert kind == "BlockingIOError"
-    assert int(count) < 2000
+    assert int(count) < 200
 
 
 def test_the_group_of_a_killed_attempt_is_removed(settings, database, program, submit):
