@@ -53,6 +53,7 @@ def test_the_api_has_the_documented_paths(app):
         ("get", "/models"),
         ("post", "/models"),
         ("get", "/models/{model_name}"),
+        ("get", "/models/{model_name}/files/{file}"),
         ("put", "/models/{model_name}/files/{file}"),
         ("post", "/models/{model_name}/check"),
         ("delete", "/models/{model_name}"),

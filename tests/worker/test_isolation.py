@@ -333,7 +333,7 @@ def test_a_process_that_used_up_its_time_is_not_retried(run):
     assert "tokenizer" in job.error["message"]
 
 
-def test_a_cancelled_process_that_keeps_nothing_is_not_waited_for(
+def test_a_cancelled_process_that_keeps_nothing_is_killed(
     configure, database, program, submit, look, model, cancel, in_background
 ):
     code = """

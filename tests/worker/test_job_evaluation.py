@@ -39,7 +39,7 @@ def source(model, submit, attempt):
 def reports(database):
     def reports(source):
         with database.snapshot() as session:
-            return [found.report for found in evaluations.list_evaluations(session, source, limit=9)]
+            return [found.report for found in evaluations.list_evaluations(session, source, limit=9, answers=9)]
 
     return reports
 

@@ -410,6 +410,8 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("post", "/models", 507): lambda: without_room(lambda: announced("another")),
         ("get", model, 200): lambda: client.get("/models/new"),
         ("get", model, 404): lambda: client.get("/models/none"),
+        ("get", model_file, 200): lambda: client.get("/models/new/files/config.json"),
+        ("get", model_file, 404): lambda: client.get("/models/new/files/none"),
         ("put", model_file, 200): lambda: sent("new"),
         ("put", model_file, 404): lambda: sent("new", file="none"),
         ("put", model_file, 409): lambda: sent("new", b"[]"),

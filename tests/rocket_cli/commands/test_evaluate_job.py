@@ -18,7 +18,7 @@ def evaluate_soon(service):
     def work(source):
         def first():
             found = service.do(
-                lambda session: evaluations.list_evaluations(session, jobs.get_job(session, source), limit=1)
+                lambda session: evaluations.list_evaluations(session, jobs.get_job(session, source), limit=1, answers=1)
             )
             return found[0].job.id if found else None
 

@@ -71,7 +71,7 @@ def test_figures_of_a_large_mixture_are_small(monkeypatch):
     assert len(summarize_layers(mixture(4, 1))) == 5
 
 
-def test_a_summary_leaves_out_frontiers_and_experts_that_were_skipped():
+def test_a_summary_has_no_frontiers_and_few_skipped_layers():
     skipped = {f"model.layers.0.mlp.experts.{expert}.up": "ignored" for expert in range(9)}
     report = empty_report().model_copy(update={"layers": mixture(), "skipped": skipped})
     summary = summarize_report(report)
