@@ -14,7 +14,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.shared.errors import StorageError
+from app.shared.storage.store import storage_errors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,12 +61,11 @@ class JobFolders:
         """Create the folders that the next process needs; empty its home and its folder for temporary files.
 
         Raises:
+            DiskFullError: the disk is full.
             StorageError: the folders cannot be created.
         """
-        try:
+        with storage_errors(self.root):
             for folder in (self.home, self.temporary):
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
             self.output.mkdir(exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot use {self.root}: {error.strerror or error}") from error
