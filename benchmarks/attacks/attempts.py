@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import httpx2
 
-from benchmarks.attacks import deliveries
+from benchmarks.attacks import deliveries, requests
 from benchmarks.attacks.target import REQUEST, Target
 from tests.reference.safetensors_files import save_llama
 from tests.reference.tiny_models import save_tiny_model
@@ -228,6 +228,7 @@ ATTACKS: tuple[Callable[[Target], str], ...] = (
     many_waits,
     half_heads,
     *deliveries.ATTACKS,
+    *requests.ATTACKS,
     # Last: from here on this address is rate limited.
     guesses_from_many_addresses,
 )
