@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.shared.errors import StorageError
+from app.shared.storage.store import storage_errors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,15 +63,14 @@ class JobFolders:
         """Create the folders that the next process needs; empty its home and its folder for temporary files.
 
         Raises:
+            DiskFullError: the disk is full.
             StorageError: the folders cannot be created.
         """
-        try:
+        with storage_errors(self.root):
             for folder in (self.home, self.temporary):
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
             self.output.mkdir(exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot use {self.root}: {error.strerror or error}") from error
 
     def share(self, writable: Iterable[Path], user: int) -> None:
         """Let a process of another user write to folders; what it creates there belongs to the same group.
@@ -85,8 +84,6 @@ class JobFolders:
         """
         modes = {self.root.parent: 0o710, self.root: 0o750} | dict.fromkeys(writable, 0o2770)
         for folder, mode in modes.items():
-            try:
+            with storage_errors(folder):
                 os.chown(folder, -1, user)
                 folder.chmod(mode)
-            except OSError as error:
-                raise StorageError(f"cannot share {folder}: {error.strerror or error}") from error

@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 
 from app.api.dependencies import CallerDep, ContextDep, JobId
 from app.api.file_responses import StoredFileResponse, requested_ranges
+from app.api.negotiation import check_preconditions
 from app.api.paths import PAGES
 from app.api.serializers import job_view
 from app.services import jobs, outputs
@@ -37,17 +38,20 @@ def download_export(
     files = [outputs.open_artifact(context, caller.tenant, job_id, name) for name in wanted]
     archive = TarArchive(files, model)
     entity = f'"sha256-{archive.sha256}"'
+    headers = {
+        "ETag": entity,
+        "Cache-Control": "private, no-store",
+        "Content-Disposition": f'attachment; filename="{model}-{export}.tar"',
+        "X-Content-Type-Options": "nosniff",
+    }
+    if (known := check_preconditions(request.headers, headers)) is not None:
+        return known
     is_other = request.headers.get("if-range") not in {None, entity}
     return StoredFileResponse(
         archive.read,
         archive.size,
         () if is_other else requested_ranges(request.headers.get("range"), archive.size),
-        headers={
-            "ETag": entity,
-            "Cache-Control": "private, no-store",
-            "Content-Disposition": f'attachment; filename="{model}-{export}.tar"',
-            "X-Content-Type-Options": "nosniff",
-        },
+        headers=headers,
         media_type="application/x-tar",
         threads=request.app.state.downloads.of(caller),
     )

@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -83,9 +84,9 @@ def read_compression(fields: Fields) -> CompressionRequest:
         case "size":
             body["target_bytes"] = _size(fields.get("size", ""))
         case "bits":
-            body["bits"] = fields.get("bits") or None
+            body["bits"] = _number(fields.get("bits"))
         case _:
-            body["ratio"] = fields.get("ratio") or None
+            body["ratio"] = _number(fields.get("ratio"))
     prompts = prompt_lines(fields)
     if fields.get("evaluate") or prompts:
         body["evaluate"] = {"dataset": fields.get("evaluate_dataset") or "builtin", "prompts": prompts}
@@ -105,9 +106,13 @@ def read_evaluation(fields: Fields) -> EvaluationRequest:
     Raises:
         InvalidFieldsError: a field is invalid.
     """
-    body = {name: fields[name] for name in ("dataset", "answer_tokens") if fields.get(name)}
+    body: dict[str, Any] = {"prompts": prompt_lines(fields)}
+    if fields.get("dataset"):
+        body["dataset"] = fields["dataset"]
+    if fields.get("answer_tokens"):
+        body["answer_tokens"] = _number(fields["answer_tokens"])
     try:
-        return EvaluationRequest.model_validate({**body, "prompts": prompt_lines(fields)})
+        return EvaluationRequest.model_validate(body)
     except ValidationError as error:
         raise InvalidFieldsError(_problems(error)) from None
 
@@ -153,7 +158,10 @@ def _common(fields: Fields) -> dict[str, Any]:
     engine = next((known for name, known in ENGINES.items() if name == (fields.get("engine") or ROCKET.name)), None)
     if engine is not None:
         options["export"] = _exports(fields.get("export", ""), engine)
-    calibration = {name: fields[name] for name in ("dataset", "samples", "sequence_length", "seed") if fields.get(name)}
+    numbers = ("samples", "sequence_length", "seed")
+    calibration = {name: _number(fields[name]) for name in numbers if fields.get(name)}
+    if fields.get("dataset"):
+        calibration["dataset"] = fields["dataset"]
     body: dict[str, Any] = {"model_id": fields.get("model_id", ""), "calibration": calibration, "options": options}
     if fields.get("revision"):
         body["revision"] = fields["revision"]
@@ -162,6 +170,14 @@ def _common(fields: Fields) -> dict[str, Any]:
     if fields.get("label"):
         body["metadata"] = {"label": fields["label"]}
     return body
+
+
+def _number(text: str | None) -> float | str | None:
+    """Return the number that a field has; the text itself, which is refused with a reason, if it has none."""
+    for kind in (int, float):
+        with suppress(TypeError, ValueError):
+            return kind(text)
+    return text or None
 
 
 def _exports(chosen: str, engine: Engine) -> list[str]:

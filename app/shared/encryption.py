@@ -8,7 +8,7 @@ from pathlib import Path
 from cryptography.fernet import Fernet, InvalidToken
 from pydantic import SecretStr
 
-from app.shared.errors import InvalidSettingsError, StorageError
+from app.shared.errors import DiskFullError, InvalidSettingsError, StorageError, is_disk_full
 from app.shared.settings import Settings
 from rocket_core.system.files import sync_folder
 
@@ -19,6 +19,7 @@ def encrypt(settings: Settings, secret: SecretStr) -> str:
     """Return a secret in encrypted form, for the database.
 
     Raises:
+        DiskFullError: no key exists, and the disk of the data folder has no room for one.
         StorageError: no key exists, and none can be written to the data folder.
     """
     return Fernet(_key(settings)).encrypt(secret.get_secret_value().encode()).decode()
@@ -49,6 +50,8 @@ def _key(settings: Settings) -> bytes:
             return file.read_bytes()
         return _create_key(file)
     except OSError as error:
+        if is_disk_full(error):
+            raise DiskFullError(f"no space left for {file}; free some space and retry") from error
         raise StorageError(f"cannot use {file}: {error.strerror or error}; set ROCKET_SECRET_KEY instead") from error
 
 

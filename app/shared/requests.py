@@ -4,8 +4,17 @@ import hashlib
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import CoreSchema
 
 from app.shared.errors import InvalidRequestError
 from rocket_core.config import (
@@ -52,16 +61,29 @@ _UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
 
 def _is_fraction(value: Any) -> Any:
     # The bounds alone do not say what to send.
-    number = float(value) if isinstance(value, str) and value.replace(".", "", 1).isdecimal() else value
-    if isinstance(number, int | float) and number >= 1:
+    if isinstance(value, int | float) and value >= 1:
         raise ValueError("should be less than 1; to remove 30 %, write 0.3")
     return value
+
+
+def _make_strict(schema: Any) -> None:
+    if isinstance(schema, dict) and schema.get("type") in {"bool", "float", "int"}:
+        schema["strict"] = True
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _make_strict(part)
 
 
 class RequestModel(FrozenModel):
     """A part of a request."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Let no string or Boolean value count as a number, nor a number as a Boolean value."""
+        schema = handler(source)
+        _make_strict(schema)
+        return schema
 
     @model_validator(mode="before")
     @classmethod

@@ -36,10 +36,13 @@ class ModelUploadRequest(StoredRequest):
     """config.json, safetensors, the files of the tokenizer, licences."""
 
     @model_validator(mode="after")
-    def _paths_differ(self) -> "ModelUploadRequest":
+    def _files_agree(self) -> "ModelUploadRequest":
         # Some file systems ignore case.
         if len({file.path.lower() for file in self.files}) < len(self.files):
             raise ValueError("two files have the same path; announce each file once")
+        # A limit of the database.
+        if sum(file.size for file in self.files) >= 2**63:
+            raise ValueError("the files have 2^63 bytes or more in total; announce their sizes in bytes")
         return self
 
 

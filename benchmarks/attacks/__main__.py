@@ -65,8 +65,6 @@ def _targets(folder: Path, kinds: list[str]) -> Iterator[Iterator[tuple[str, Tar
                 postgres, redis_server = Postgres(), Redis()
                 servers.callback(postgres.close)
                 servers.callback(redis_server.close)
-                postgres.start()
-                redis_server.start()
                 url = postgres.url(postgres.create(postgres.migrated))
                 yield (
                     "rocket api and rocket worker on Postgres",

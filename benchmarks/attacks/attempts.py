@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import httpx2
 
-from benchmarks.attacks import deliveries
+from benchmarks.attacks import deliveries, requests
 from benchmarks.attacks.hostile_models import HOSTILE_MODELS
 from benchmarks.attacks.target import REQUEST, Target
 from tests.reference.safetensors_files import save_llama
@@ -230,6 +230,7 @@ ATTACKS: tuple[Callable[[Target], str], ...] = (
     half_heads,
     *HOSTILE_MODELS,
     *deliveries.ATTACKS,
+    *requests.ATTACKS,
     # Last: from here on this address is rate limited.
     guesses_from_many_addresses,
 )

@@ -1,4 +1,4 @@
-"""Receivers of webhooks that take all the time they can, and keys that outlive the one they were made with."""
+"""Receivers of webhooks that take all the time they can."""
 
 import socket
 import threading
@@ -15,12 +15,12 @@ WEBHOOKS = 10
 
 
 def silent_webhooks(target: Target) -> str:
-    """Have deliveries sent to ten addresses that accept connections and never answer."""
+    """Make ten addresses that accept connections and never answer receive deliveries."""
     return _deliver_meanwhile(target, lambda _connection: time.sleep(60))
 
 
 def dripping_webhooks(target: Target) -> str:
-    """Have deliveries sent to ten addresses that answer with one header a second, without an end."""
+    """Make ten addresses that answer with one header a second, without an end, receive deliveries."""
     return _deliver_meanwhile(target, _drip)
 
 

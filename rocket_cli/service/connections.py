@@ -18,6 +18,7 @@ from http import HTTPStatus
 from typing import Literal, cast
 
 import h11
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -236,6 +237,17 @@ class LimitedProtocol(H11Protocol):
         if not self._is_answering() and self._head_timer is None:
             # This includes the rest of a body that was refused before it arrived.
             self._expect_head()
+
+    def handle_events(self) -> None:
+        """Close the connection after the response to a request whose body has two lengths (RFC 9112, 6.1).
+
+        A proxy may have ended the body elsewhere, and what follows would be the request of another client.
+        """
+        super().handle_events()
+        names = {name for name, _ in self.headers or ()}
+        if {b"content-length", b"transfer-encoding"} <= names and CLOSE_HEADER not in self.headers:
+            # The same list as that of the scope, which the response looks at.
+            self.headers.append(CLOSE_HEADER)
 
     def on_response_complete(self) -> None:
         """Allow the connection to be closed to make room, unless the next request has arrived already."""

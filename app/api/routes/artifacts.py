@@ -5,12 +5,12 @@ from email.utils import format_datetime
 from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import APIRouter, Path, Request, Response, status
+from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.api.dependencies import CallerDep, ContextDep, JobId, OwnerDep
 from app.api.file_responses import StoredFileResponse, requested_ranges
-from app.api.negotiation import is_known, prefers_html
+from app.api.negotiation import check_preconditions, prefers_html
 from app.api.problems import problems
 from app.api.resources import ArtifactList
 from app.api.serializers import artifact_view
@@ -60,7 +60,7 @@ def list_artifacts(job_id: JobId, context: ContextDep, owner: OwnerDep) -> Artif
 @router.get(
     "/artifacts/{name:path}",
     response_class=Response,
-    responses=problems(404, 410, 416)
+    responses=problems(404, 410, 412, 416)
     | {
         200: {"content": _FILE, "description": "The file"},
         206: {"content": _FILE, "description": "The requested ranges of the file"},
@@ -79,8 +79,8 @@ def download_artifact(
     download = outputs.open_artifact(context, caller.tenant, job_id, name)
     artifact = download.artifact
     headers = _headers(artifact)
-    if is_known(request.headers.get("if-none-match"), headers["ETag"]):
-        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
+    if (known := check_preconditions(request.headers, headers)) is not None:
+        return known
     # The store does not know our ETag: it would send a range of this file to be appended to the start of another.
     is_other = request.headers.get("if-range") not in {None, headers["ETag"], headers["Last-Modified"]}
     ranges = () if is_other else requested_ranges(request.headers.get("range"), artifact.size)

@@ -20,7 +20,7 @@ from app.api.dependencies import (
 )
 from app.api.ids import AfterJob, PageSize
 from app.api.json_bodies import JsonRoute
-from app.api.negotiation import is_known
+from app.api.negotiation import check_preconditions
 from app.api.prefer_wait import WaitDep, wait_for_end
 from app.api.problems import problems
 from app.api.resources import JobList, JobView, LayerList
@@ -92,7 +92,7 @@ def list_jobs(
 @router.get(
     "/{job_id}",
     response_model=JobView,
-    responses=problems(404) | {304: {"description": "The client already has this version"}},
+    responses=problems(404, 412) | {304: {"description": "The client already has this version"}},
 )
 async def get_job(
     job_id: JobId, request: Request, response: Response, context: ContextDep, owner: OwnerDep, wait: WaitDep
@@ -102,11 +102,9 @@ async def get_job(
     job = await wait_for_end(request, response, context, job, wait)
     view = await run_in_threadpool(current_view, context, job)
     hint(response, job)
-    response.headers["ETag"] = f'"{hashlib.sha256(view.model_dump_json().encode()).hexdigest()[:32]}"'
+    response.headers["ETag"] = _entity_tag(view)
     response.headers["Cache-Control"] = "private, no-cache"
-    if is_known(request.headers.get("if-none-match"), response.headers["ETag"]):
-        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=dict(response.headers))
-    return view
+    return check_preconditions(request.headers, response.headers) or view
 
 
 @router.post(
@@ -161,9 +159,12 @@ async def heal_job(
     return await accept_job(job_request, request, response, context, actor, threads, key, hub_token, wait)
 
 
-@router.delete("/{job_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409))
-def delete_job(job_id: JobId, context: ContextDep, actor: ActorDep) -> None:
-    """Delete a job that has ended, with its artifacts."""
+@router.delete("/{job_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409, 412))
+def delete_job(job_id: JobId, request: Request, context: ContextDep, actor: ActorDep) -> None:
+    """Delete a job that has ended, with its artifacts; with `If-Match`, only the version that the client knows."""
+    if "if-match" in request.headers:
+        view = current_view(context, jobs.get_job(context, actor.tenant, job_id))
+        check_preconditions(request.headers, {"ETag": _entity_tag(view)})
     jobs.delete_job(context, actor, job_id)
 
 
@@ -171,3 +172,7 @@ def delete_job(job_id: JobId, context: ContextDep, actor: ActorDep) -> None:
 def list_layers(job_id: JobId, context: ContextDep, owner: OwnerDep) -> LayerList:
     """List the layers profiled so far, with their candidates and the one chosen."""
     return LayerList(data=[layer_view(layer) for layer in outputs.list_layers(context, owner, job_id)])
+
+
+def _entity_tag(view: JobView) -> str:
+    return f'"{hashlib.sha256(view.model_dump_json().encode()).hexdigest()[:32]}"'

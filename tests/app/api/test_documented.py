@@ -194,6 +194,8 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         announced("incomplete")
         return client.post(path, json=body | {"model_id": "upload/incomplete"})
 
+    other_version = {"If-Match": '"other"'}
+
     def without_a_hub(path, body=BODY, named=MappingProxyType({"model_id": "org/model"})):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -261,9 +263,11 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", job, 200): lambda: client.get(jobs.queued),
         ("get", job, 304): known,
         ("get", job, 404): lambda: client.get("/jobs/x"),
+        ("get", job, 412): lambda: client.get(jobs.queued, headers=other_version),
         ("delete", job, 204): lambda: client.delete(jobs.failed),
         ("delete", job, 404): lambda: client.delete(UNKNOWN),
         ("delete", job, 409): lambda: client.delete(jobs.running),
+        ("delete", job, 412): lambda: client.delete(jobs.failed, headers=other_version),
         ("post", f"{job}/cancel", 200): lambda: client.post(f"{jobs.queued}/cancel"),
         ("post", f"{job}/cancel", 202): lambda: client.post(f"{jobs.running}/cancel"),
         ("post", f"{job}/cancel", 404): lambda: client.post(f"{UNKNOWN}/cancel"),
@@ -304,6 +308,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", file, 307): redirected,
         ("get", file, 404): lambda: client.get(jobs.succeeded + "/artifacts/none"),
         ("get", file, 410): lambda: client.get(jobs.expired + FILE),
+        ("get", file, 412): lambda: client.get(jobs.succeeded + FILE, headers=other_version),
         ("get", file, 416): lambda: client.get(jobs.succeeded + FILE, headers={"Range": "bytes=99-"}),
         ("post", "/jobs", 404): lambda: client.post("/jobs", json=BODY | unknown_upload),
         ("post", f"{job}/retry", 422): lambda: client.post(f"{jobs.failed}/retry", headers={"Hub-Token": "x"}),

@@ -1,3 +1,4 @@
+import resource
 import stat
 from concurrent.futures import ThreadPoolExecutor
 
@@ -6,7 +7,7 @@ from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
 from app.shared.encryption import KEY_FILE, decrypt, encrypt
-from app.shared.errors import InvalidSettingsError, StorageError
+from app.shared.errors import DiskFullError, InvalidSettingsError, StorageError
 from app.shared.settings import Settings
 
 SECRET = SecretStr("hf_canary")
@@ -55,3 +56,15 @@ def test_an_unwritable_folder_is_reported_with_what_to_do(tmp_path):
     (tmp_path / "data").write_text("a file")
     with pytest.raises(StorageError, match="set ROCKET_SECRET_KEY"):
         encrypt(settings_of(tmp_path / "data"), SECRET)
+
+
+def test_a_full_disk_is_reported_as_such(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(DiskFullError, match="free some space"):
+            encrypt(settings_of(tmp_path), SECRET)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+    encrypt(settings_of(tmp_path), SECRET)

@@ -4,7 +4,15 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from app.shared.requests import CompressionRequest, EvaluationRequest, JobOptions, JobRequest
+from app.shared.requests import (
+    CalibrationRequest,
+    CompressionRequest,
+    EvaluationRequest,
+    HealingRequest,
+    JobOptions,
+    JobRequest,
+)
+from app.shared.resource_requests import AnnouncedFile
 from rocket_core.config import CompressionConfig, EvaluationConfig
 
 SOURCE = "job_" + "0" * 26
@@ -289,8 +297,35 @@ def test_too_deeply_nested_values_are_refused():
 
 
 @pytest.mark.parametrize("kind", [JobRequest, CompressionRequest])
-@pytest.mark.parametrize("ratio", [1, 30, 1.5, "30", "1.0", 10**400, "9" * 400])
+@pytest.mark.parametrize("ratio", [1, 30, 1.5, 10**400])
 def test_a_ratio_in_percent_is_refused_with_a_fraction(kind, ratio):
     with pytest.raises(ValidationError, match=r"to remove 30 %, write 0\.3") as refused:
         kind(model_id="local/tiny", ratio=ratio)
     assert refused.value.errors()[0]["loc"] == ("ratio",)
+
+
+@pytest.mark.parametrize("value", ["1", "0.5", True, False])
+@pytest.mark.parametrize(
+    ("kind", "body", "member"),
+    [
+        (CompressionRequest, {"model_id": "a/b"}, "ratio"),
+        (CompressionRequest, {"model_id": "a/b"}, "bits"),
+        (CompressionRequest, {"model_id": "a/b"}, "target_bytes"),
+        (CalibrationRequest, {}, "samples"),
+        (EvaluationRequest, {}, "stride"),
+        (HealingRequest, {}, "tokens"),
+        (JobOptions, {}, "heal_tokens"),
+        (AnnouncedFile, {"path": "config.json"}, "size"),
+    ],
+)
+def test_a_number_is_neither_a_string_nor_a_boolean(kind, body, member, value):
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate(body | {member: value})
+    assert refused.value.errors()[0]["loc"] == (member,)
+
+
+@pytest.mark.parametrize("value", ["true", "1", 0, 1])
+def test_a_boolean_is_neither_a_string_nor_a_number(value):
+    for body in ({"benchmark": value}, {"options": {"refine": value}}):
+        with pytest.raises(ValidationError, match="valid boolean"):
+            CompressionRequest.model_validate({"model_id": "a/b", "ratio": 0.3} | body)

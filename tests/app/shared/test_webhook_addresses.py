@@ -8,7 +8,7 @@ from hypothesis.strategies import data, ip_addresses
 from app.shared.errors import InvalidRequestError
 from app.shared.webhook_addresses import ForbiddenAddressError, is_public, parse_destination
 
-# A prefix, and how far from the end the IPv4 address stands.
+# A prefix, and the position of the last bit of the IPv4 address.
 EMBEDDINGS = {
     "compatible": ("::", 0),
     "mapped": ("::ffff:0:0", 0),

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.loopback_service import wait_for
-from tests.rocket_cli.service.sockets import problem_of
+from tests.rocket_cli.service.sockets import HEAD, problem_of
 
 JOB = json.dumps({"model_id": "local/tiny", "ratio": 0.3}).encode()
 
@@ -92,3 +92,21 @@ def test_a_disconnecting_client_is_not_an_error(serve, dial, caplog, path, kind)
     metrics = dial(server)
     metrics.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert b'status="500"' not in metrics.read()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_body_with_two_lengths_ends_the_connection(serve, dial, order):
+    smuggler = dial(serve())
+    lengths = ["Content-Length: 5", "Transfer-Encoding: chunked"][::order]
+    lines = ("POST /jobs HTTP/1.1", "Host: localhost", "Content-Type: application/json", *lengths, "", "")
+    smuggler.send("\r\n".join(lines).encode() + b"0\r\n\r\n" + HEAD + b"\r\n")
+    found = smuggler.read()
+    assert found.count(b"HTTP/1.1 ") == 1, found
+    assert b"connection: close" in found.lower()
+
+
+def test_a_chunked_body_keeps_the_connection(serve, dial):
+    client = dial(serve())
+    chunked = head("/jobs", 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"0\r\n\r\n"
+    assert client.ask(chunked)[0] == 422
+    assert client.ask()[0] == 200

@@ -7,6 +7,7 @@ import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from email.utils import format_datetime, parsedate_to_datetime
 from urllib.parse import unquote
 
 import pytest
@@ -184,6 +185,42 @@ def test_a_matching_etag_is_not_modified(client, url, pattern):
     answer = client.get(url, headers={"If-None-Match": pattern.format(etag)})
     assert (answer.status_code, answer.content) == (304, b"")
     assert answer.headers["ETag"] == etag
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("wanted", ['"other"', "W/{}", '"a", "b"', "other"])
+def test_a_version_other_than_the_wanted_one_is_a_412(client, url, method, wanted):
+    etag = client.head(url).headers["ETag"]
+    answer = client.request(method, url, headers={"If-Match": wanted.format(etag), "If-None-Match": etag})
+    assert answer.status_code == 412
+    if method == "GET":
+        assert answer.json()["code"] == "precondition_failed"
+
+
+@pytest.mark.parametrize("wanted", ["{}", "*", '"other", {}'])
+def test_the_wanted_version_is_sent(client, url, wanted):
+    etag = client.head(url).headers["ETag"]
+    # Conditions on the time are for clients that know no tag.
+    headers = {"If-Match": wanted.format(etag), "If-Unmodified-Since": "Thu, 01 Jan 1970 00:00:00 GMT"}
+    assert client.get(url, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "status"),
+    [
+        *(("If-Unmodified-Since", 0, 200), ("If-Unmodified-Since", -1, 412)),
+        *(("If-Modified-Since", 0, 304), ("If-Modified-Since", -1, 200)),
+    ],
+)
+def test_conditions_on_the_time_hold_to_the_second(client, url, name, seconds, status):
+    changed = parsedate_to_datetime(client.head(url).headers["Last-Modified"])
+    since = format_datetime(changed + timedelta(seconds=seconds), usegmt=True)
+    assert client.get(url, headers={name: since}).status_code == status
+
+
+@pytest.mark.parametrize("name", ["If-Unmodified-Since", "If-Modified-Since"])
+def test_a_condition_that_is_no_date_is_ignored(client, url, name):
+    assert client.get(url, headers={name: "yesterday"}).status_code == 200
 
 
 def test_another_etag_returns_the_file(client, url):

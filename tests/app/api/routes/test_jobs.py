@@ -165,6 +165,15 @@ def test_an_unchanged_job_is_not_modified(client, submitted, worker):
     assert changed.headers["ETag"] != first.headers["ETag"]
 
 
+def test_a_job_that_has_changed_is_not_deleted(client, submitted, worker):
+    first = client.get(f"/jobs/{submitted}").headers["ETag"]
+    worker.fail(submitted, JobError(code="x", message="m"))
+    assert client.get(f"/jobs/{submitted}", headers={"If-Match": first}).status_code == 412
+    assert client.delete(f"/jobs/{submitted}", headers={"If-Match": first}).status_code == 412
+    current = client.get(f"/jobs/{submitted}").headers["ETag"]
+    assert client.delete(f"/jobs/{submitted}", headers={"If-Match": current}).status_code == 204
+
+
 @pytest.mark.parametrize("path", ["/jobs", "/profiles"])
 def test_ignore_patterns_without_a_match_are_refused(client, path):
     body = {name: value for name, value in BODY.items() if name != "ratio" or path == "/jobs"}

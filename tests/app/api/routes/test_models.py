@@ -53,6 +53,13 @@ def test_an_uploaded_model_is_offered_and_takes_a_job(client, folder, weights):
     assert estimate == local | {"model_id": "upload/mine"} | same
 
 
+def test_sizes_that_add_up_to_too_much_are_refused(client):
+    large = [{"path": f"model-{n}.safetensors", "size": 2**62} for n in range(2)]
+    answer = client.post("/models", json={"name": "mine", "files": [FILES[0], *large]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert "in total" in answer.json()["detail"]
+
+
 def test_pieces_are_what_was_sent(client, folder, weights, settings):
     upload(client, folder)
     file = client.get("/models/mine/files/model.safetensors").json()
