@@ -78,18 +78,17 @@ class BlockWalk:
         self._position = index + 1
         return statistics, _group_names(groups)
 
-    def pass_through(self, index: int, module_for: Callable[[nn.Module], nn.Module]) -> None:
-        """Advance the hidden states past a block, which another module computes.
+    def pass_through(self, index: int, watching: Callable[[nn.Module], AbstractContextManager[None]]) -> None:
+        """Advance the hidden states past a block.
 
         Args:
             index: the block; not before the current position of the walk.
-            module_for: given the block with its weights loaded, returns that module.
+            watching: given the block with its weights loaded, returns a context that is active while it runs.
         """
         self.advance_to(index)
-        with loaded_block(self._run, index) as block:
-            module = module_for(block)
+        with loaded_block(self._run, index) as block, watching(block):
             for batch in range(len(self._states.hidden)):
-                self._step(module, index, batch)
+                self._step(block, index, batch)
         self._position = index + 1
 
     def _collect(

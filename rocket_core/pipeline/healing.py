@@ -26,7 +26,7 @@ from rocket_core.pipeline.stage_costs import Costs, combined_costs
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.export import export_reports
 from rocket_core.pipeline.stages.heal import heal_artifact
-from rocket_core.pipeline.stages.healed_artifact import write_dense, write_healed
+from rocket_core.pipeline.stages.healed_artifact import check_healed, write_dense, write_healed
 from rocket_core.pipeline.stages.healing_plan import HealingPlan, plan_healing
 from rocket_core.pipeline.stages.publish import check_output_free, move_into_place, place
 from rocket_core.pipeline.state.files import read_model, write_model
@@ -231,6 +231,7 @@ def _heal(prepared: _PreparedHealing, monitor: Monitor) -> HealingReport:
         write_healed(
             artifact.model.path, healed, factored, on_tensor=lambda key: monitor.step(next(written) / count, key)
         )
+        check_healed(artifact.model.path, healed, factored, prepared.plan.windows[:1], prepared.device)
         folders: dict[ExportKind, Path] = {"factored": factored}
         if "dense" in prepared.exports:
             folders["dense"] = work.new_export("dense")

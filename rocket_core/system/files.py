@@ -45,13 +45,14 @@ class DifferentContentError(Exception):
 class _Comparison(io.RawIOBase):
     """A stream that reads a file instead of writing it."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, name: str) -> None:
         super().__init__()
-        self._file = file
+        self._file, self._name = file, name
 
     def write(self, data: Any) -> int:
+        position = self._file.tell()
         if self._file.read(len(data)) != data:
-            raise DifferentContentError
+            raise DifferentContentError(f"{self._name} differs after byte {position:,} from what was written")
         return len(data)
 
 
@@ -63,9 +64,9 @@ def compared(path: Path) -> Iterator[BinaryIO]:
         DifferentContentError: they differ.
     """
     with path.open("rb") as file:
-        yield cast("BinaryIO", _Comparison(file))
+        yield cast("BinaryIO", _Comparison(file, path.name))
         if file.read(1):
-            raise DifferentContentError
+            raise DifferentContentError(f"{path.name} is longer than what was written")
 
 
 def sync_folder(folder: Path) -> None:

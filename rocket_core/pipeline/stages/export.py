@@ -83,7 +83,7 @@ def check_weights(
         monitor: notified of every tensor.
 
     Raises:
-        FaultyResultError: they do.
+        FaultyResultError: they do; the message names a tensor.
     """
     last = ["the header"]
 
@@ -94,7 +94,7 @@ def check_weights(
     try:
         _write_weights(run, work, kind, folder, _stored_layers(run, layers), on_tensor, opener=compared)
     except DifferentContentError as error:
-        raise FaultyResultError(f"on the disk, {last[0]} differs from what was written") from error
+        raise FaultyResultError(f"{error}, at {last[0]}") from error
 
 
 def _write_weights(

@@ -6,26 +6,28 @@ blocks, head. The output of each compressed layer is compared with the product o
 the tensors in the work folder compose to, which is what compression or healing made. Experts read all tokens meanwhile,
 and a layer that the sample does not reach reads random numbers. Artifacts for other engines are only read back.
 
-The tolerance is what rounding explains. For an output with the weights w and the bias b, given inputs X, the error over
-all N tokens may have the norm ε (‖X‖ ‖w‖ + √N |b|). Rounding weights, inputs and sums to the dtype that computes moves
-it by about a unit of the last place of that, and ε is 8 of these. In float32 it is 2⁻¹³, a thousand of them, because
-two factors are rounded in proportion to themselves, and may be much larger than their product. What is lost or mixed up
-costs far more: an input of d with another code moves an output by about 1/d of that norm.
+The tolerance is what rounding explains. Rounding each product of an input x_ni and a weight w_ij by about a unit of the
+last place u moves an output by u √Σ_i (x_ni w_ij)², as these errors are independent, and rounding the sum by u |y_nj|.
+So the error of output j over all tokens may have the norm ε (√Σ_ni (x_ni w_ij)² + ‖y_j‖), where ε is 8 u of the dtype
+that computes. In float32 it is 2⁻¹³, a thousand u, because two factors are rounded in proportion to themselves, and may
+be much larger than their product; it is still far less than what a wrong code or scale costs.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from rocket_core.calibration.samples import CalibrationInputs
-from rocket_core.checkpoint import WeightLoader, open_checkpoint
+from rocket_core.checkpoint import Checkpoint, WeightLoader, open_checkpoint
 from rocket_core.engines import ExportKind
-from rocket_core.errors import CompressionCancelledError, FaultyResultError, ResourceError
+from rocket_core.errors import FaultyResultError
 from rocket_core.experts import visiting
 from rocket_core.hf import RocketConfig, RocketHfQuantizer
 from rocket_core.layers import StoredLinear
@@ -35,6 +37,7 @@ from rocket_core.models.pretrained import load_config
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.result_faults import naming_faults
 from rocket_core.pipeline.stages.export import check_weights
 from rocket_core.pipeline.stages.stored_weight import read_dense_weight
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -44,8 +47,8 @@ _FLOAT32_TOLERANCE = 2.0**-13
 _LAST_PLACES = 8
 # The others are for engines that are not among the dependencies.
 _RUN_HERE = ("factored", "dense")
-# Tokens that the head reads: logits of all would take more memory than a block.
-_HEAD_TOKENS = 64
+# Tokens that the head reads, as logits of all would take more memory than a block; and rows of random numbers.
+_FEW_TOKENS = 64
 
 
 def check_export(
@@ -74,20 +77,10 @@ def check_export(
     """
     dtype = run.dtype if kind == "dense" else run.compute_dtype
     expected = _Expected(run=run, work=work, layers=layers, dtype=dtype, on_layer=monitor.pulse)
-    try:
+    with naming_faults(kind, discard=partial(work.new_export, kind)):
         check_weights(run, work, kind, folder, layers, monitor)
         if kind in _RUN_HERE:
             _run_sample(_opened(run, folder), expected, inputs, monitor)
-    except (CompressionCancelledError, ResourceError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        work.new_export(kind)
-        fault = str(error) if isinstance(error, FaultyResultError) else f"it cannot be run: {error}"
-        raise FaultyResultError(
-            f"the written result ({kind}) is faulty: {fault}; neither the model nor the settings are at fault, and "
-            "finished layers are kept: resume the run, which writes the result again, and if that fails again, check "
-            "the disk and report it"
-        ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,14 +120,20 @@ class _Expected:
                     stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
             yield
 
-    def call_unseen(self, modules: Mapping[str, nn.Module]) -> None:
-        """Call the compressed layers among watched modules that the sample did not reach, on random numbers."""
-        for name, module in modules.items():
-            layer = self.stored(name)
-            if layer is not None and name not in self.seen:
-                generator = torch.Generator().manual_seed(0)
-                rows = torch.randn(_HEAD_TOKENS, layer.d_in, generator=generator)
-                module(rows.to(self.run.device, self.run.compute_dtype))
+    @contextmanager
+    def watching_block(self, prefix: str, block: nn.Module) -> Iterator[None]:
+        """Compare the outputs of all compressed layers of a block that runs while the context is active.
+
+        Those that it does not reach read random numbers afterwards.
+        """
+        modules = {f"{prefix}{name}": module for name, module in block.named_modules()}
+        with visiting(block, "all"), self.watching(modules):
+            yield
+            for name, module in modules.items():
+                layer = self.stored(name)
+                if layer is not None and name not in self.seen:
+                    rows = torch.randn(_FEW_TOKENS, layer.d_in, generator=torch.Generator().manual_seed(0))
+                    module(rows.to(self.run.device, self.run.compute_dtype))
 
     def _comparing(self, name: str, layer: LayerReport) -> Callable[..., None]:
         def compare(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], output: Tensor) -> None:
@@ -155,15 +154,16 @@ class _Expected:
             expected = weight[read.flatten().to(weight.device)] * (embedding_scale(stock) or 1.0)
             error, size = (rows - expected).norm(dim=1), expected.norm(dim=1)
         else:
-            bias = torch.zeros(len(weight)).to(weight) if module.bias is None else module.bias.detach().to(exact)
-            inputs = read.flatten(0, -2).to(exact)
-            error = (rows - (inputs @ weight.mT + bias)).norm(dim=0)
-            size = inputs.norm() * weight.norm(dim=1) + len(inputs) ** 0.5 * bias.abs()
+            inputs, bias = read.flatten(0, -2).to(exact), module.bias
+            assert bias is None or isinstance(bias, Tensor), "layers are linear"
+            expected = inputs @ weight.mT + (0 if bias is None else bias.to(exact))
+            error = (rows - expected).norm(dim=0)
+            size = ((inputs**2).sum(dim=0) @ (weight**2).mT).sqrt() + expected.norm(dim=0)
         faulty = int((~(error <= _tolerance(output.dtype) * size)).sum())
         if faulty:
             raise FaultyResultError(
                 f"{faulty} of {len(error)} outputs of {name!r} differ from those of the compressed weight by more than "
-                f"rounding, in all by {float(error.norm() / size.norm()):.1e} of their bound"
+                f"rounding, {float(error.norm() / expected.norm()):.0%} in all"
             )
 
     def _weight(self, layer: LayerReport) -> Tensor:
@@ -181,6 +181,37 @@ def _tolerance(dtype: torch.dtype) -> float:
     return max(_LAST_PLACES * torch.finfo(dtype).eps, _FLOAT32_TOLERANCE)
 
 
+class _DeployedLoader(WeightLoader):
+    """A loader that brings the stored layers within modules that it loads into the form in which they are deployed."""
+
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint, device: torch.device) -> None:
+        super().__init__(model, checkpoint, device)
+        self._unloaded: dict[nn.Module, nn.Module] = {}
+
+    def load(self, modules: Iterable[str], *, without: Iterable[str] = ()) -> None:
+        """See `WeightLoader`."""
+        names = tuple(modules)
+        blocks = [module for name in names if _holds_stored(module := self._model.get_submodule(name))]
+        self._unloaded |= {block: copy.deepcopy(block) for block in blocks}
+        super().load(names, without=without)
+        for block in blocks:
+            for module in block.modules():
+                if isinstance(module, StoredLinear):
+                    module.prepare_()
+
+    def unload(self, module: nn.Module) -> None:
+        """See `WeightLoader`."""
+        super().unload(module)
+        # The form takes memory next to parameters, and cannot be loaded again.
+        for name, part in self._unloaded.pop(module, nn.Module()).named_modules():
+            if isinstance(part, StoredLinear):
+                module.set_submodule(name, part)
+
+
+def _holds_stored(module: nn.Module) -> bool:
+    return any(isinstance(part, StoredLinear) for part in module.modules()) and not isinstance(module, StoredLinear)
+
+
 def _opened(run: Run, folder: Path) -> Run:
     """Return the run with an artifact in place of the original model."""
     config = load_config(folder)
@@ -191,7 +222,7 @@ def _opened(run: Run, folder: Path) -> Run:
         quantizer = RocketHfQuantizer(RocketConfig(**table), pre_quantized=True)
         files = [str(file) for file in checkpoint.files]
         quantizer._process_model_before_weight_loading(architecture.model, checkpoint_files=files)
-    loader = WeightLoader(architecture.model, checkpoint, run.device)
+    loader = _DeployedLoader(architecture.model, checkpoint, run.device)
     return replace(run, architecture=architecture, checkpoint=checkpoint, loader=loader)
 
 
@@ -202,33 +233,8 @@ def _run_sample(artifact: Run, expected: _Expected, inputs: CalibrationInputs, m
     tables = {name: model.get_submodule(name) for table in artifact.tables for name in table.embeddings}
     with expected.watching(tables):
         for index in range(len(architecture.layers)):
-            _try_block(walk, index, f"{architecture.block_name(index)}.", expected)
+            walk.pass_through(index, partial(expected.watching_block, f"{architecture.block_name(index)}."))
         _try_head(artifact, walk, expected)
-
-
-def _try_block(walk: BlockWalk, index: int, prefix: str, expected: _Expected) -> None:
-    modules: dict[str, nn.Module] = {}
-    with ExitStack() as stack:
-
-        def ready(block: nn.Module) -> nn.Module:
-            copied = _as_deployed(block)
-            modules.update({f"{prefix}{name}": module for name, module in copied.named_modules()})
-            stack.enter_context(visiting(copied, "all"))
-            stack.enter_context(expected.watching(modules))
-            return copied
-
-        walk.pass_through(index, ready)
-        expected.call_unseen(modules)
-
-
-def _as_deployed(block: nn.Module) -> nn.Module:
-    """Return a copy of a block in the form in which it is deployed."""
-    # A copy, as the form takes memory that unloading the block would not free.
-    copied = copy.deepcopy(block)
-    for module in copied.modules():
-        if isinstance(module, StoredLinear):
-            module.prepare_()
-    return copied
 
 
 def _try_head(artifact: Run, walk: BlockWalk, expected: _Expected) -> None:
@@ -244,7 +250,7 @@ def _try_head(artifact: Run, walk: BlockWalk, expected: _Expected) -> None:
     owners = {name, *(table.name for table in artifact.tables if name in table.modules)}
     artifact.loader.load(owners)
     with expected.watching({name: head}):
-        logits = head(rows.flatten(0, -2)[:_HEAD_TOKENS])
+        logits = head(rows.flatten(0, -2)[:_FEW_TOKENS])
     for owner in owners:
         artifact.loader.unload(model.get_submodule(owner))
     if not bool(logits.isfinite().all()):
