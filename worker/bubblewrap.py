@@ -33,7 +33,7 @@ class WrappedProcess:
     def returncode(self) -> int | None:
         """Exit code, or the negative number of the signal that ended it; None while it is running."""
         code = self._wrapper.returncode
-        # As a shell does, bubblewrap reports signals by numbers of their own.
+        # As a shell does, bubblewrap reports signals by other numbers.
         return code if code is None or code <= _SIGNAL_BASE else _SIGNAL_BASE - code
 
     def send_signal(self, sig: int, /) -> None:
@@ -55,7 +55,7 @@ class WrappedProcess:
 def start_in_bubblewrap(
     program: Sequence[str], environment: Mapping[str, str], name: str, sandbox: Sandbox
 ) -> ChildProcess:
-    """Start a process that imports what it needs, in namespaces of its own; a `worker.children.Launcher`."""
+    """Start a process that imports what it needs, in its own namespaces; a `worker.children.Launcher`."""
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     with theirs:

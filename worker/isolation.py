@@ -1,8 +1,8 @@
 """How the processes of jobs are confined: the strongest way that works here, or the one that the operator names.
 
 ===========  =======================================================================================
-bubblewrap   in namespaces of their own: no other file, process or shared memory exists for them
-container    as another user than the service, in a container of its own
+bubblewrap   in their own namespaces: no other file, process or shared memory exists for them
+container    as another user than the service, in its own container
 landlock     as the service's user
 ===========  =======================================================================================
 
@@ -21,7 +21,7 @@ from worker.children import COMPUTE_PROGRAM
 Mechanism = Literal["bubblewrap", "container", "landlock"]
 
 COMPUTE_USER = 10002
-"""User and group of the processes that compute, in a container of ours; see the Dockerfile."""
+"""User and group of the processes that compute, in our container; see the Dockerfile."""
 
 _log = logging.getLogger(__name__)
 

@@ -54,7 +54,7 @@ class Child:
         self._answers, target = Pipe(duplex=False)
         with source, target:
             descriptors = (source.fileno(), target.fileno())
-            # Ctrl-C is a matter of this process. The child inherits the mask; a group of its own would let it outlive
+            # Ctrl-C is a matter of this process. The child inherits the mask; its own group would let it outlive
             # the job that it belongs to.
             unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter, module and arguments

@@ -1,4 +1,4 @@
-"""Starting a process with bubblewrap: in namespaces of its own, in which only named files exist.
+"""Starting a process with bubblewrap: in its own namespaces, in which only named files exist.
 
 Such a process has its own process ids, `/proc`, shared memory and, without a network, its own empty one; it cannot even
 see what it may not use. It then enters the sandbox of this package in addition.
