@@ -140,7 +140,12 @@ class ChildProcess:
         return Ending(exit_code=exit_code, last_words=self._output.last_words())
 
 
-def start_program(program: Sequence[str], environment: Mapping[str, str], name: str, _sandbox: Sandbox) -> ChildProcess:
+def start_program(
+    program: Sequence[str],
+    environment: Mapping[str, str],
+    name: str,
+    sandbox: Sandbox,  # noqa: ARG001 - it confines itself
+) -> ChildProcess:
     """Start a process that imports what it needs; a `Launcher`."""
     ours, theirs = socket.socketpair()
     with theirs:

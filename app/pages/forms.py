@@ -174,10 +174,12 @@ def _common(fields: Fields) -> dict[str, Any]:
 
 def _number(text: str | None) -> float | str | None:
     """Return the number that a field has; the text itself, which is refused with a reason, if it has none."""
+    if not text:
+        return None
     for kind in (int, float):
-        with suppress(TypeError, ValueError):
+        with suppress(ValueError):
             return kind(text)
-    return text or None
+    return text
 
 
 def _exports(chosen: str, engine: Engine) -> list[str]:
