@@ -16,6 +16,7 @@ from typing import Literal
 
 from app.shared.confinement import bubblewrap_fault, may_change_user, supported
 from app.shared.errors import InvalidSettingsError
+from app.shared.settings import Settings
 from worker.children import COMPUTE_PROGRAM
 
 Mechanism = Literal["bubblewrap", "container", "landlock"]
@@ -52,20 +53,13 @@ def choose_mechanism(isolation: str) -> Mechanism:
             return "landlock" if bubblewrap_fault() else "bubblewrap"
 
 
-def is_required(isolation: str) -> bool:
-    """Return whether every part of the sandbox must hold; in a container, its limits remain where a part does not."""
-    return isolation not in {"auto", "container"}
-
-
-def check_isolation(isolation: str) -> None:
+def check_isolation(settings: Settings) -> None:
     """Log how jobs are confined, and what this system does not restrict.
-
-    Args:
-        isolation: the setting.
 
     Raises:
         InvalidSettingsError: what the setting asks for does not work here.
     """
+    isolation = settings.isolation
     if isolation == "bubblewrap" and (fault := bubblewrap_fault()):
         raise InvalidSettingsError(
             f"ROCKET_ISOLATION is bubblewrap, which does not work here ({fault}); install it, allow unprivileged user "
@@ -77,7 +71,7 @@ def check_isolation(isolation: str) -> None:
             "the capabilities of docker-compose.yml, or use auto"
         )
     missing = supported().missing
-    if missing and is_required(isolation):
+    if missing and settings.requires_isolation:
         raise InvalidSettingsError(
             f"ROCKET_ISOLATION is {isolation}, but this system cannot restrict {', '.join(missing)} of jobs; use "
             "Linux 5.13 or later with Landlock and seccomp, or set it to auto"

@@ -45,7 +45,7 @@ from worker.delegation import Delegation, fetching
 from worker.earlier_artifact import fetch_earlier_artifact
 from worker.failures import ReportedError, failure_of
 from worker.folders import JobFolders
-from worker.isolation import Isolation, is_required
+from worker.isolation import Isolation
 from worker.job_inputs import Inputs, collect_inputs
 from worker.job_writer import ProgressWriter
 from worker.lease import LeaseKeeper
@@ -351,7 +351,7 @@ def main(arguments: Sequence[str] | None = None, *, launch: Launcher = start_pro
     database = Database(settings.database)
     try:
         lease = Lease(job_id=parsed.job, fence=parsed.fence)
-        isolation = Isolation(mechanism=parsed.isolation, is_required=is_required(settings.isolation))
+        isolation = Isolation(mechanism=parsed.isolation, is_required=settings.requires_isolation)
         if isolation.mechanism == "bubblewrap":
             launch = start_in_bubblewrap
         Attempt(settings, database, lease, stop, parsed.device, isolation=isolation, launch=launch).run(parsed.parent)

@@ -101,7 +101,7 @@ class Worker:
             InvalidSettingsError: the metrics port is not available, or jobs cannot be confined as required; no
             thread is started then.
         """
-        check_isolation(self._settings.isolation)
+        check_isolation(self._settings)
         if self._serves_metrics:
             self._metrics_server = MetricsServer(self._settings, self._registry)
             _log.info("metrics are served", extra={"port": self._metrics_server.port})

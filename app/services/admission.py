@@ -154,6 +154,7 @@ class Admission:
                 hub=self._hub_question(hub_token) if request.is_on_hub else None,
                 model_bytes=limits.model_bytes,
                 is_estimate=is_estimate,
+                requires_isolation=self._settings.requires_isolation,
             )
             return _ask(question)
 
@@ -179,6 +180,7 @@ class Admission:
             hub=None,
             model_bytes=limits.model_bytes,
             is_estimate=True,
+            requires_isolation=self._settings.requires_isolation,
             lacks_data=True,
         )
         with self._turn(owner, is_local=True):

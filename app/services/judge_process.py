@@ -54,16 +54,17 @@ def _receive(channel: socket.socket) -> bytes:
 
 
 def _confine(question: Question) -> None:
-    _soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, hard))
+    # At the second one it is killed, even if it ignores the signal of the first.
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit_memory(_data_bytes() + MEMORY_BYTES)
     if question.hub is not None:
         _prepare_for_hub(question.hub)
-        enter_sandbox(Sandbox(readable=(*_certificates(), *_images_of(question)), network=True))
+        sandbox = Sandbox(readable=(*_certificates(), *_images_of(question)), network=True)
     else:
         assert question.folder is not None
-        enter_sandbox(Sandbox(readable=(*_files_of(Path(question.folder)), *_images_of(question))))
+        sandbox = Sandbox(readable=(*_files_of(Path(question.folder)), *_images_of(question)))
+    enter_sandbox(sandbox, required=question.requires_isolation)
     os.nice(_NICENESS)
 
 

@@ -73,6 +73,8 @@ class Question(_Message):
     """upper bound on the tenant's models; None for no limit."""
     is_estimate: bool
     """whether an estimate is requested."""
+    requires_isolation: bool
+    """whether the process must end if the system does not confine it in every part."""
     lacks_data: bool = False
     """whether the model is judged alone, before there is a job with calibration data."""
 

@@ -363,7 +363,7 @@ def test_required_isolation_refuses_an_incapable_system(configure, monkeypatch, 
         with pytest.raises(InvalidSettingsError, match=f"restrict {word}"):
             refusing.start()
         refusing._database.close()
-    isolation.check_isolation("auto")
+    isolation.check_isolation(configure(isolation="auto"))
     assert f"cannot restrict {word}" in caplog.text
 
 

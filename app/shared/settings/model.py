@@ -356,6 +356,11 @@ class Settings(BaseSettings):
         return self
 
     @property
+    def requires_isolation(self) -> bool:
+        """Whether a confined process must end if a part of its sandbox does not hold; a container has other limits."""
+        return self.isolation not in {"auto", "container"}
+
+    @property
     def hosts(self) -> frozenset[str]:
         """Names under which clients may reach the service, in addition to the loopback's, in lower case."""
         return frozenset(name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip())
