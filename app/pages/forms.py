@@ -84,9 +84,9 @@ def read_compression(fields: Fields) -> CompressionRequest:
         case "size":
             body["target_bytes"] = _size(fields.get("size", ""))
         case "bits":
-            body["bits"] = _number(fields.get("bits"))
+            body["bits"] = _number(fields.get("bits", ""))
         case _:
-            body["ratio"] = _number(fields.get("ratio"))
+            body["ratio"] = _number(fields.get("ratio", ""))
     prompts = prompt_lines(fields)
     if fields.get("evaluate") or prompts:
         body["evaluate"] = {"dataset": fields.get("evaluate_dataset") or "builtin", "prompts": prompts}
@@ -172,14 +172,12 @@ def _common(fields: Fields) -> dict[str, Any]:
     return body
 
 
-def _number(text: str | None) -> float | str | None:
-    """Return the number that a field has; the text itself, which is refused with a reason, if it has none."""
-    if not text:
-        return None
+def _number(text: str) -> float | str | None:
+    """Return the number that a field has; its text, which is refused with a reason, if it is none; None if empty."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text)
-    return text
+    return text or None
 
 
 def _exports(chosen: str, engine: Engine) -> list[str]:
