@@ -50,7 +50,7 @@ _PARTS = {
     "weight_packed": Scheme.PACKED,
 }
 _SCALES = ("_scale", "_scales", "_scale_inv")
-_SMALL_FLOATS = ("F8", "F6", "F4")
+_SMALL_FLOATS = ("F8_", "F6_", "F4")
 _INTEGERS = ("I", "U")
 _ORDER = {scheme: number for number, scheme in enumerate(Scheme)}
 

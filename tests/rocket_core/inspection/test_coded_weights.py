@@ -6,7 +6,7 @@ from rocket_core.config import CompressionConfig
 from rocket_core.errors import AlreadyQuantizedError
 from rocket_core.inspection.coded_weights import Scheme, find_coded
 from rocket_core.inspection.requests import check_request, read_weights
-from rocket_core.inspection.safetensors_headers import TensorHeader
+from rocket_core.inspection.safetensors_headers import FLOAT_DTYPES, TensorHeader
 from rocket_core.inspection.weight_summary import sum_summaries, summarize
 from rocket_core.pipeline import compress
 from tests.reference.coded_models import SCHEMES, save_coded
@@ -43,6 +43,13 @@ def test_scales_in_another_file_are_found(part):
     found = find_coded(sum_summaries(map(summarize, files)))
     assert found is not None
     assert found.key.endswith(part)
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES)
+def test_plain_dtypes_are_not_coded(dtype):
+    key = "model.layers.0.mlp.experts.gate_up_proj"
+    header = TensorHeader(key=key, dtype=dtype, shape=(4, 8, 8), start=0, stop=2048)
+    assert find_coded(summarize([header])) is None
 
 
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "F4", "I8", "U8", "I32"])
