@@ -13,7 +13,7 @@ from rocket_core.system.files import DifferentContentError
 def naming_faults(kind: str, discard: Callable[[], object]) -> Iterator[None]:
     """Convert all that goes wrong while a written result is checked into an error that says so.
 
-    Cancellation and exhausted resources are no faults of it.
+    Cancellation and exhausted resources pass unchanged.
 
     Args:
         kind: kind of the result.
