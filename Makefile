@@ -40,12 +40,13 @@ docs: $(STAMP)
 docs-links: $(STAMP)
 	$(BIN)/python -m sphinx --builder linkcheck --nitpicky --fail-on-warning --keep-going docs build/docs-links
 
-# What pip cannot bring: curl, for the README's walk-through, the parser of docker-compose.yml (no engine is needed), and a
-# browser for the pages; screenshots are left in build/screenshots.
+# What pip cannot bring: curl, for the README's walk-through, the parser of docker-compose.yml (no engine is needed), a
+# browser for the pages, and bubblewrap to confine jobs; screenshots are left in build/screenshots.
 test-system: $(STAMP)
 	@command -v curl >/dev/null || { echo "make test-system needs curl: apt-get install curl"; exit 1; }
 	@command -v docker-compose >/dev/null || { echo "make test-system needs docker-compose: apt-get install docker-compose"; exit 1; }
 	@command -v chromium >/dev/null || { echo "make test-system needs chromium: apt-get install chromium"; exit 1; }
+	@command -v bwrap >/dev/null || { echo "make test-system needs bubblewrap: apt-get install bubblewrap"; exit 1; }
 	$(BIN)/pytest -m system
 
 test-gpu: $(STAMP)

@@ -46,8 +46,9 @@ _PREFIXES = (
     "SSL_CERT_",
     "TORCH",
 )
-# A confined process may bind only its first thread to processors, and libgomp ends if it cannot bind the others.
-_BINDING = frozenset({"GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"})
+# A confined process may bind only its first thread to processors, and libgomp ends if it cannot bind the others; and it
+# may not write to a cache of the operator.
+_UNUSABLE = frozenset({"GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "TORCHINDUCTOR_CACHE_DIR"})
 # A proxy's URL may hold a password, which only a process with network access needs.
 _PROXIES = frozenset({"ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 # Words that mark a variable as a secret, as in CODECARBON_API_KEY.
@@ -98,6 +99,6 @@ def _is_passed_on(name: str, *, network: bool) -> bool:
         return False
     if name.upper() in _PROXIES:
         return network
-    if name in _BINDING:
+    if name in _UNUSABLE:
         return False
     return name in _NAMES or name.startswith(_PREFIXES)

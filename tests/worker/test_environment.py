@@ -16,11 +16,13 @@ GIVEN = {
     "HTTPS_PROXY": "http://user:canary@proxy",
     "LC_ALL": "C",
     "OMP_NUM_THREADS": "2",
+    "OMP_PROC_BIND": "true",
     "PATH": "/bin",
     "PGPASSWORD": "canary",
     "PYTHONSTARTUP": "/root/canary.py",
     "ROCKET_SECRET_KEY": "canary",
     "TOKENIZERS_PARALLELISM": "false",
+    "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_root",  # noqa: S108 - not used
     "TORCH_API_TOKEN": "canary",
 }
 PASSED_ON = ("CUDA_VISIBLE_DEVICES", "HF_ENDPOINT", "HF_HUB_DISABLE_XET", "LC_ALL", "OMP_NUM_THREADS", "PATH")
@@ -30,6 +32,7 @@ def test_only_named_variables_and_no_secret_are_passed_on():
     environment = confined_environment(Path("/job/home"), Path("/job/tmp"), network=False, inherited=GIVEN)
     assert "canary" not in str(environment)
     assert environment["TOKENIZERS_PARALLELISM"] == "false"
+    assert not {"OMP_PROC_BIND", "TORCHINDUCTOR_CACHE_DIR"} & set(environment)
     assert {name: environment[name] for name in PASSED_ON} == {name: GIVEN[name] for name in PASSED_ON}
     assert {environment["HOME"], environment["TMPDIR"]} == {"/job/home", "/job/tmp"}
     assert environment["HF_HOME"].startswith("/job/home/")
