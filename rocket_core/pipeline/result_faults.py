@@ -13,11 +13,7 @@ from rocket_core.system.files import DifferentContentError
 def naming_faults(kind: str, discard: Callable[[], object]) -> Iterator[None]:
     """Convert all that goes wrong while a written result is checked into an error that says so.
 
-<<<<<<< HEAD
-    Cancellation and exhausted resources do not count as faults of it.
-=======
     Cancellation and exhausted resources pass unchanged.
->>>>>>> coded
 
     Args:
         kind: kind of the result.

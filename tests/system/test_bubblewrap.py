@@ -5,13 +5,12 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from app.shared.confinement import Sandbox, bubblewrap_command, bubblewrap_fault
-from tests.e2e.service_process import Service
+from tests.e2e.service_process import Service, command_line, runs
 from tests.reference.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.system
@@ -62,7 +61,7 @@ def test_a_job_succeeds_and_its_processes_are_wrapped(service):
     job_id = service.submit(**REQUEST)
     wrapped = []
     while service.job(job_id)["status"] in {"queued", "running"}:
-        wrapped += [process for process in service.descendants() if Path(process.cmdline()[0]).name == "bwrap"]
+        wrapped += [process for process in service.descendants() if "--as-pid-1" in command_line(process)]
         time.sleep(0.1)
     assert service.job(job_id)["status"] == "succeeded", service.log.read_text()[-3000:]
     assert wrapped
@@ -72,7 +71,7 @@ def test_a_job_succeeds_and_its_processes_are_wrapped(service):
 def test_a_cancelled_job_leaves_no_process(service):
     job_id = service.submit(**REQUEST | {"calibration": {"samples": 4096, "sequence_length": 64}})
     service.wait(job_id, until=lambda job: job["stage"] == "calibrating")
-    processes = [child for child in service.descendants() if "worker.compute" in child.cmdline()]
+    processes = [child for child in service.descendants() if runs(child, "worker.compute")]
     assert processes
     service.client.post(f"/jobs/{job_id}/cancel").raise_for_status()
     assert service.finished(job_id)["status"] == "cancelled"

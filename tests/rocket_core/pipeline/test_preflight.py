@@ -231,11 +231,7 @@ def test_tensors_that_transformers_leaves_out_are_no_obstacle(model, tmp_path, s
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
         "model.layers.0.self_attn.bias": torch.ones(1, 1, 64, 64, dtype=torch.uint8),
         "model.layers.0.self_attn.masked_bias": torch.tensor(-1e9),
-<<<<<<< HEAD
-        # Layers that predict tokens after the next one have it, and a model around this one the other.
-=======
         # These belong to layers that predict later tokens, and to a model around this one.
->>>>>>> coded
         "model.layers.2.eh_proj.weight": torch.ones(8, 8),
         "model.extra.weight": torch.ones(8),
     }
