@@ -173,7 +173,7 @@ def _common(fields: Fields) -> dict[str, Any]:
 
 
 def _number(text: str) -> float | str | None:
-    """Return the number that a field has; its text, which is refused with a reason, if it is not a number; None if empty."""
+    """Return a field as a number; as text, which is refused with a reason, if it is not one; None if it is empty."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text)
