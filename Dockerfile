@@ -44,6 +44,9 @@ FROM ${PYTHON_IMAGE} AS runtime
 ENV PATH=/opt/rocket/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 RUN groupadd --gid 10001 rocket \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin rocket \
+    # The processes of jobs that read models; see docker-compose.yml.
+    && groupadd --gid 10002 rocket-compute \
+    && useradd --uid 10002 --gid 10002 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin rocket-compute \
     # A new volume takes its owner from the folder that it is mounted on.
     && install --directory --owner=10001 --group=10001 /data /models /datasets \
     # Nothing here becomes another user, and nothing is installed later.

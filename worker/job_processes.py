@@ -228,6 +228,8 @@ class WarmJobs:
         if self._server is None:
             # Libraries read the paths of their folders when they are imported; each job has its own folders there.
             self._folder = Path(tempfile.mkdtemp(prefix="rocket-worker-"))
+            # A process of another user must find its folders through the links.
+            self._folder.chmod(0o711)
             empty = self._folder / "empty"
             empty.mkdir()
             home, temporary = self._folder / "home", self._folder / "tmp"

@@ -169,7 +169,7 @@ class Spares:
 
 def _point_to(link: Path, folder: Path) -> None:
     # A template removes the folder when it ends; another may have been started since.
-    link.parent.mkdir(mode=0o700, exist_ok=True)
+    link.parent.mkdir(mode=0o711, exist_ok=True)
     new = link.with_name(f"{link.name}.new")
     new.unlink(missing_ok=True)
     new.symlink_to(folder, target_is_directory=True)

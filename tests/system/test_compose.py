@@ -1,6 +1,7 @@
 """The container stack, checked without a container engine: by Compose's own parser, by the settings that a
 process would read, and by the commands that it would parse."""
 
+import os
 import re
 import secrets
 import shutil
@@ -19,6 +20,7 @@ from requirements.pin_images import default_images
 from rocket_cli.main import app
 from tests.worker.waiting import eventually
 from worker import health
+from worker.isolation import COMPUTE_USER
 from worker.main import Worker
 
 pytestmark = pytest.mark.system
@@ -30,6 +32,7 @@ EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
 
 OURS = {"api": "api", "migrate": "api", "worker": "worker", "worker-gpu": "worker"}
 """Our services, with the Dockerfile target of each."""
+WORKERS = {"worker", "worker-gpu"}
 LASTING = {"api", "worker", "worker-gpu", "postgres", "redis"}
 SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|ACCESS_KEY|DATABASE_URL")
 
@@ -122,23 +125,43 @@ def test_only_lasting_services_are_checked_and_restarted(services):
 
 def test_no_process_is_root_or_can_become_root(services):
     for name, service in services.items():
-        assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"]), name
+        if name not in WORKERS:
+            assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"]), name
+            assert "cap_add" not in service, name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["cap_drop"] == ["ALL"], name
-        assert not {"cap_add", "privileged", "devices", "pid", "ipc", "network_mode"} & set(service), name
+        assert not {"privileged", "devices", "pid", "ipc", "network_mode"} & set(service), name
     uid = re.search(r"--uid (\d+) --gid (\d+)", DOCKERFILE)
     assert f"USER {uid[1]}:{uid[2]}" in DOCKERFILE
     assert "--shell /usr/sbin/nologin rocket" in DOCKERFILE
     # The images lack programs that switch users or install something.
     assert "find / -xdev -type f -perm /6000 -exec chmod a-s" in DOCKERFILE
     assert "pip uninstall --yes --root-user-action=ignore pip" in DOCKERFILE
-    for name in OURS:
+    for name in OURS.keys() - WORKERS:
         assert services[name]["user"] == f"{uid[1]}:{uid[2]}"
     # A new volume takes the owner of the image's folder at its mount point.
     [folders] = re.findall(
         rf"install --directory --owner={uid[1]} --group={uid[2]} (.*?)(?: \\)?$", DOCKERFILE, flags=re.M
     )
     assert set(folders.split()) == {volume.split(":")[1] for volume in services["api"]["volumes"]}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_workers_are_no_root_and_may_only_change_user(services):
+    before = ["setpriv", "--bounding-set=-all,+setuid,+setgid,+kill", "--no-new-privs"]
+    for name in WORKERS:
+        assert services[name]["user"] == "0:0"
+        assert services[name]["cap_add"] == ["SETUID", "SETGID", "KILL"]
+        command = [*before, *services[name]["entrypoint"], "cat", "/proc/self/status"]
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+        status = dict(line.split(":\t", 1) for line in result.stdout.splitlines())
+        assert status["Uid"].split() == status["Gid"].split() == ["10001"] * 4
+        assert status["Groups"].split() == [str(COMPUTE_USER)]
+        # KILL, SETGID and SETUID.
+        assert {int(status[kind], 16) for kind in ("CapPrm", "CapEff", "CapAmb", "CapBnd")} == {0b11100000}
+        assert services[name]["environment"]["ROCKET_ISOLATION"] == "container"
+    assert services["api"]["group_add"] == [str(COMPUTE_USER)]
+    assert f"--uid {COMPUTE_USER} --gid {COMPUTE_USER}" in DOCKERFILE
 
 
 def test_containers_are_read_only_except_volumes_and_tmpfs(services):
