@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import httpx2
 
-from benchmarks.attacks import deliveries, requests
+from benchmarks.attacks import confined_programs, deliveries, requests
 from benchmarks.attacks.hostile_models import HOSTILE_MODELS
 from benchmarks.attacks.target import REQUEST, Target
 from tests.reference.safetensors_files import save_llama
@@ -231,6 +231,7 @@ ATTACKS: tuple[Callable[[Target], str], ...] = (
     *HOSTILE_MODELS,
     *deliveries.ATTACKS,
     *requests.ATTACKS,
+    *confined_programs.ATTACKS,
     # Last: from here on this address is rate limited.
     guesses_from_many_addresses,
 )

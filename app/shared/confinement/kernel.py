@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import sys
 
 # The same on all architectures.
@@ -10,6 +11,7 @@ _LANDLOCK_ADD_RULE = 445
 _LANDLOCK_RESTRICT_SELF = 446
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_GET_NO_NEW_PRIVS = 39
@@ -93,8 +95,9 @@ def become_user(number: int) -> None:
     os.setresuid(number, number, number)
     # The service, which is in that group, reads and removes what this process writes.
     os.umask(0o007)
-    # Otherwise it could not list its own descriptors.
+    # A new user resets both: it could not list its own descriptors, nor would it end with its parent.
     _libc().prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def has_given_up_privileges() -> bool:

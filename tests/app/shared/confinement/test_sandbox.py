@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from app.shared.confinement import MemoryGroup, supported
+from app.shared.confinement import MemoryGroup, may_change_user, supported
 from tests.app.shared.confinement.confined_program import ROOT, run
 
 CONTENT = "the service's secret"
@@ -117,6 +117,20 @@ def test_no_socket_can_be_opened_without_network(family):
     print(other.recv(100).decode())
     """
     assert run(code, family) == ["PermissionError", "a pair is no way out"]
+
+
+@pytest.mark.skipif(not may_change_user(), reason="this process may not change its user")
+def test_a_process_that_changes_its_user_keeps_no_access_to_files_of_the_first(secret):
+    secret.chmod(0o600)
+    code = """
+    from app.shared.confinement import become_user
+    secret = Path(sys.argv[1])
+    become_user(10002)
+    print(os.getresuid(), os.getresgid(), os.getgroups(), attempt(secret.read_text))
+    print(len(os.listdir("/proc/self/fd")) > 2, attempt(lambda: os.setuid(0)))
+    """
+    user = (10002, 10002, 10002)
+    assert run(code, secret) == [f"{user} {user} [] PermissionError", "True PermissionError"]
 
 
 @pytest.fixture
