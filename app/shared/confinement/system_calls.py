@@ -78,7 +78,7 @@ _PRIO_PROCESS = 0
 _SOCKET_KINDS = 0xF
 
 
-def can_filter() -> bool:
+def _can_filter() -> bool:
     """Return whether system calls can be filtered here."""
     return sys.platform == "linux" and platform.machine() in ARCHITECTURES and Path("/proc/sys/kernel/seccomp").is_dir()
 
@@ -96,7 +96,7 @@ def refuse_calls(*, network: bool, signals: bool) -> bool:
     Returns:
         Whether the kernel enforces it.
     """
-    if not can_filter():
+    if not _can_filter():
         return False
     machine = platform.machine()
     listed = _ALWAYS if network else f"{_ALWAYS}, {_NETWORK}"
