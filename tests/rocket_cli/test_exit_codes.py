@@ -20,7 +20,7 @@ from rocket_client._exit_codes import ExitCode
 from rocket_core import errors
 
 LIBRARY_CODES = {
-    1: ["rocket_error"],
+    1: ["faulty_result", "rocket_error"],
     2: ["hub_refuses", "invalid_config", "push_failed", "unmatched_ignore"],
     3: [
         "already_quantized",

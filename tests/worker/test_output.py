@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+from app.shared.confinement import Sandbox
 from app.shared.logging import configure_logging
 from app.shared.settings import Settings
 from tests.worker.test_isolation import COMPUTE, JOB
@@ -50,7 +51,7 @@ def printed(program):
     """Return a function that runs a program as a confined process is run, and returns how it ended."""
 
     def printed(code):
-        child = start_program(program(textwrap.dedent(code)), os.environ, "job")
+        child = start_program(program(textwrap.dedent(code)), os.environ, "job", Sandbox())
         ending = child.wait()
         assert ending.exit_code == 0, ending.last_words
         return ending

@@ -60,8 +60,8 @@ def test_a_process_is_given_its_job_fence_and_parent(runner, program, diary, sub
     job_id = submit(max_attempts=1)
     assert runner(program(diary.note("sys.argv[1:]"))).run()
     [line] = diary.read()
-    told_id, fence, parent = eval(line)  # noqa: S307
-    assert (told_id, int(parent)) == (job_id, os.getpid())
+    told_id, fence, parent, *options = eval(line)  # noqa: S307
+    assert (told_id, int(parent), options) == (job_id, os.getpid(), ["--isolation", "landlock"])
     assert len(fence) == 32
 
 
@@ -366,7 +366,7 @@ def test_a_process_is_given_its_device_and_sees_no_other(
     submit(max_attempts=1)
     noting = program(diary.note("repr((sys.argv[4:], os.environ['CUDA_VISIBLE_DEVICES']))"))
     assert Runner(settings, database, noting, Equipment(device=device)).run()
-    told = ["--device", device] if device else []
+    told = [*(["--device", device] if device else []), "--isolation", "landlock"]
     assert [eval(line) for line in diary.read()] == [(told, visible)]  # noqa: S307
 
 

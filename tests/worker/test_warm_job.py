@@ -229,6 +229,7 @@ def test_a_template_that_cannot_start_is_not_needed(tmp_path, caplog):
 def test_spares_that_cannot_be_forked_are_not_needed(tmp_path):
     code = """
         import os, resource
+        from app.shared.confinement import Sandbox
         from worker.children import COMPUTE_PROGRAM
         from worker.spares import Spares
 
@@ -239,7 +240,7 @@ def test_spares_that_cannot_be_forked_are_not_needed(tmp_path):
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
         spares = Spares(2, unneeded=())
         try:
-            spares(COMPUTE_PROGRAM, {}, "job_0")
+            spares(COMPUTE_PROGRAM, {}, "job_0", Sandbox())
         except BlockingIOError as error:
             print("no program either:", error.strerror)
     """

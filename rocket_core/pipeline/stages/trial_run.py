@@ -30,7 +30,7 @@ from rocket_core.engines import ExportKind
 from rocket_core.errors import FaultyResultError
 from rocket_core.experts import visiting
 from rocket_core.hf import RocketConfig, RocketHfQuantizer
-from rocket_core.layers import StoredLinear
+from rocket_core.layers import StoredLinear, TiedLinear
 from rocket_core.layers.scaled_embedding import embedding_scale
 from rocket_core.models.architecture import build_architecture
 from rocket_core.models.pretrained import load_config
@@ -191,25 +191,27 @@ class _DeployedLoader(WeightLoader):
     def load(self, modules: Iterable[str], *, without: Iterable[str] = ()) -> None:
         """See `WeightLoader`."""
         names = tuple(modules)
-        blocks = [module for name in names if _holds_stored(module := self._model.get_submodule(name))]
+        blocks = [module for name in names if _preparable(module := self._model.get_submodule(name))]
         self._unloaded |= {block: copy.deepcopy(block) for block in blocks}
         super().load(names, without=without)
         for block in blocks:
-            for module in block.modules():
-                if isinstance(module, StoredLinear):
-                    module.prepare_()
+            for _name, part in _preparable(block):
+                # Blocks within a model around them are loaded, and then prepared, one at a time.
+                if not any(tensor.is_meta for tensor in part.state_dict().values()):
+                    part.prepare_()
 
     def unload(self, module: nn.Module) -> None:
         """See `WeightLoader`."""
         super().unload(module)
         # The form takes memory next to parameters, and cannot be loaded again.
-        for name, part in self._unloaded.pop(module, nn.Module()).named_modules():
-            if isinstance(part, StoredLinear):
-                module.set_submodule(name, part)
+        for name, part in _preparable(self._unloaded.pop(module, nn.Module())):
+            module.set_submodule(name, part)
 
 
-def _holds_stored(module: nn.Module) -> bool:
-    return any(isinstance(part, StoredLinear) for part in module.modules()) and not isinstance(module, StoredLinear)
+def _preparable(module: nn.Module) -> list[tuple[str, StoredLinear]]:
+    """Return the stored layers within a module; heads that refer to an embedding elsewhere run without another form."""
+    parts = [(name, part) for name, part in module.named_modules() if isinstance(part, StoredLinear) and name]
+    return [(name, part) for name, part in parts if not isinstance(part, TiedLinear)]
 
 
 def _opened(run: Run, folder: Path) -> Run:

@@ -120,7 +120,7 @@ def test_no_socket_can_be_opened_without_network(family):
 
 
 @pytest.mark.skipif(not may_change_user(), reason="this process may not change its user")
-def test_a_process_that_changes_its_user_keeps_no_access_to_files_of_the_first(secret):
+def test_another_user_cannot_read_what_the_first_one_could(secret):
     secret.chmod(0o600)
     code = """
     from app.shared.confinement import become_user
