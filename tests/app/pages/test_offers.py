@@ -46,7 +46,15 @@ def test_a_job_is_accepted_at_both_ends_of_each_slider(family, unit, tmp_path):
         stored = sum(candidate.stored_bytes for _, candidate in predictor.chosen(allocation))
         request = read_compression({"model_id": "local/tiny", **one.job_fields(others + stored)})
         judge(
-            Judged(request=request, folder=str(folder), hub=None, dataset="builtin", model_bytes=None, is_estimate=True)
+            Judged(
+                request=request,
+                folder=str(folder),
+                hub=None,
+                dataset="builtin",
+                model_bytes=None,
+                is_estimate=True,
+                requires_isolation=False,
+            )
         )
         sent = json.loads(request.model_dump_json())
         target = {name: sent[name] for name in ("ratio", "target_bytes", "bits")}
