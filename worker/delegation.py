@@ -81,7 +81,7 @@ class Delegation:
         stop: set when the processes must stop.
         launch: starts a process.
         isolation: how the processes are confined.
-        limits: creates the limits of a process that becomes a user, or keeps that of this one.
+        limits: creates the limits of a process, by the folders that it writes to and the user that it becomes.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Delegation:
         *,
         launch: Launcher,
         isolation: Isolation,
-        limits: Callable[[int | None], ProcessLimits],
+        limits: Callable[[Sequence[Path], int | None], ProcessLimits],
     ) -> None:
         self._name = name
         self._folders = folders
@@ -203,7 +203,7 @@ class Delegation:
         )
         if confinement.user is not None:
             self._folders.share(confinement.writable, confinement.user)
-        limits = self._limits(confinement.user)
+        limits = self._limits(confinement.writable, confinement.user)
         if conversation is not None:
             conversation.limits = limits
         try:

@@ -170,7 +170,7 @@ class Attempt:
             self._stop,
             launch=self._launch,
             isolation=self._isolation,
-            limits=functools.partial(self._limits, folders),
+            limits=self._limits,
         )
         if request.push is not None:
             assert artifact is not None
@@ -242,10 +242,10 @@ class Attempt:
             download=None if downloaded is None else downloaded.cost,
         )
 
-    def _limits(self, folders: JobFolders, user: int | None) -> ProcessLimits:
+    def _limits(self, writable: Sequence[Path], user: int | None) -> ProcessLimits:
         return ProcessLimits(
             group_name(self._lease.fence),
-            folders.output,
+            writable,
             cap=self._settings.max_job_memory_bytes,
             accelerated=self._device != "cpu",
             user=user,

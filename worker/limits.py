@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,16 +49,22 @@ class ProcessLimits:
 
     Args:
         name: unique name of the control group.
-        folder: a folder on the disk that it writes to.
+        folders: the folders that it writes to, at least one.
         cap: most bytes of memory that any job may have; None means no limit.
         accelerated: whether the process may use an accelerator, if there is one.
         user: user that it becomes; None if it keeps that of this process.
     """
 
     def __init__(
-        self, name: str, folder: Path, *, cap: int | None, accelerated: bool = False, user: int | None = None
+        self,
+        name: str,
+        folders: Sequence[Path],
+        *,
+        cap: int | None,
+        accelerated: bool = False,
+        user: int | None = None,
     ) -> None:
-        self._folder = folder
+        self._folders = tuple(folders)
         self._cap = cap
         self._user = user
         processors = os.cpu_count() or 1
@@ -83,7 +90,7 @@ class ProcessLimits:
             if sys.platform == "linux":
                 _limit(pid, resource.RLIMIT_DATA, self._base, self._limit_for(self._machine) if is_raised else None)
                 _limit(pid, resource.RLIMIT_CORE, 0)
-                _limit(pid, resource.RLIMIT_FSIZE, max(0, self._spare_bytes()))
+                _limit(pid, resource.RLIMIT_FSIZE, max(0, *map(_spare_bytes, self._folders)))
                 # The system counts those of the user, and never limits root.
                 _limit(pid, resource.RLIMIT_NPROC, self._processes + _threads_of(self._user or os.getuid()))
 
@@ -93,7 +100,7 @@ class ProcessLimits:
         Raises:
             DiskFullError: less than the reserve is left.
         """
-        if self._spare_bytes() < 0:
+        if min(map(_spare_bytes, self._folders)) < 0:
             raise DiskFullError("the disk of the job's files is nearly full; free some space, then retry the job")
 
     def raise_for(self, memory_bytes: int) -> None:
@@ -129,15 +136,17 @@ class ProcessLimits:
         if self._group is not None:
             self._group.remove()
 
-    def _spare_bytes(self) -> int:
-        usage = shutil.disk_usage(self._folder)
-        return usage.free - min(_RESERVED_BYTES, int(_RESERVED_SHARE * usage.total))
-
     def _limit_for(self, memory_bytes: int) -> int:
         return self._capped(self._base + min(_MARGIN * memory_bytes, self._machine))
 
     def _capped(self, byte_count: int) -> int:
         return byte_count if self._cap is None else min(byte_count, self._cap)
+
+
+def _spare_bytes(folder: Path) -> int:
+    """Return the bytes that a process may still take of a folder's disk; negative where the reserve is not free."""
+    usage = shutil.disk_usage(folder)
+    return usage.free - min(_RESERVED_BYTES, int(_RESERVED_SHARE * usage.total))
 
 
 def _limit(pid: int, kind: int, soft: int, hard: int | None = None, *, user: int | None = None) -> None:

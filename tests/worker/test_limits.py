@@ -140,7 +140,7 @@ def limit(tmp_path):
     limits = []
 
     def limit(**options):
-        limits.append(ProcessLimits(f"rocket-test-{os.getpid()}", tmp_path, **options))
+        limits.append(ProcessLimits(f"rocket-test-{os.getpid()}", [tmp_path], **options))
         return limits[-1]
 
     yield limit
