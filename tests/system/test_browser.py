@@ -313,7 +313,9 @@ def test_a_text_and_a_model_are_uploaded_and_used(browser, service, tmp_path):
         expect(page.locator("[data-drop=calibration] [role=status]")).to_contain_text("1 document")
         expect(page.locator("#preview")).to_contain_text("parameters")
         look_at(page, "uploads")
-        page.get_by_label("Drop a folder").set_input_files(folder)
+        # The message of the first upload also says that it was sent.
+        with page.expect_response("**/check"):
+            page.get_by_label("Drop a folder").set_input_files(folder)
         expect(page.locator("[data-drop=model] [role=status]")).to_contain_text("sent")
         page.get_by_label("Your own text").set_input_files(folder / "config.json")
         expect(page.locator("[data-drop=calibration] [role=status]")).to_contain_text("neither .txt nor .jsonl")
