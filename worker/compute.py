@@ -10,6 +10,7 @@ go to the attempt through one connection, and as files into the output folder.
 """
 
 import argparse
+import functools
 import logging
 import os
 import socket
@@ -35,12 +36,13 @@ def run(channel: Channel) -> None:
     """
     stop = threading.Event()
     set_on_sigterm(stop)
-    enter_confinement(channel)
+    confinement = enter_confinement(channel)
     # Imported here because it starts threads, which would not be confined if they were started earlier.
     from worker.computation import Computation, receive_request
 
     request = receive_request(channel)
-    Computation(channel, request, should_cancel=stop.is_set, close_network=close_network).run()
+    go_offline = functools.partial(close_network, required=confinement.required)
+    Computation(channel, request, should_cancel=stop.is_set, close_network=go_offline).run()
 
 
 def connect(arguments: Sequence[str] | None = None) -> Channel:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from app.shared.confinement import Enforced, Sandbox, become_user, enter_sandbox
+from app.shared.confinement import Sandbox, become_user, enter_sandbox
 from worker.channel import Channel, Message
 
 
@@ -34,8 +34,8 @@ class Confinement(Message):
 CONFINEMENT = TypeAdapter(Confinement)
 
 
-def enter_confinement(channel: Channel) -> Enforced:
-    """Confine this process permanently, as the first message on its channel says.
+def enter_confinement(channel: Channel) -> Confinement:
+    """Confine this process permanently, as the first message on its channel says, and return that message.
 
     Call it while the process has only one thread.
 
@@ -46,4 +46,5 @@ def enter_confinement(channel: Channel) -> Enforced:
     assert settings is not None
     if settings.user is not None:
         become_user(settings.user)
-    return enter_sandbox(settings.sandbox, required=settings.required)
+    enter_sandbox(settings.sandbox, required=settings.required)
+    return settings

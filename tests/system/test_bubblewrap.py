@@ -11,6 +11,7 @@ import pytest
 
 from app.shared.confinement import Sandbox, bubblewrap_command, bubblewrap_fault
 from tests.e2e.service_process import Service, command_line, runs
+from tests.reference.fake_hub import FakeHub
 from tests.reference.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.system
@@ -66,6 +67,19 @@ def test_a_job_succeeds_and_its_processes_are_wrapped(service):
     assert service.job(job_id)["status"] == "succeeded", service.log.read_text()[-3000:]
     assert wrapped
     assert "jobs are confined by bubblewrap" in service.log.read_text()
+
+
+def test_a_model_of_the_hub_is_downloaded_and_compressed(tmp_path):
+    folder = save_tiny_model("llama", tmp_path / "published")
+    with FakeHub() as hub:
+        hub.repositories["org/model"] = {file.name: file.read_bytes() for file in folder.iterdir()}
+        settings = {"ROCKET_ISOLATION": "bubblewrap", "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache")}
+        service = Service(tmp_path / "data", **settings)
+        try:
+            job = service.finished(service.submit(**REQUEST | {"model_id": "org/model"}))
+        finally:
+            service.close()
+    assert job["status"] == "succeeded", job["error"]
 
 
 def test_a_cancelled_job_leaves_no_process(service):

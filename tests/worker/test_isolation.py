@@ -368,20 +368,47 @@ def test_required_isolation_refuses_an_incapable_system(configure, monkeypatch, 
     assert f"cannot restrict {word}" in caplog.text
 
 
+# A filter that refuses further ones, as that of a container may.
+REFUSING_FILTERS = """
+import struct
+from app.shared.confinement import kernel
+kernel.give_up_privileges()
+steps = (0x20, 0, 0, 0, 0x15, 0, 1, 317, 0x06, 0, 0, 0x00050001, 0x06, 0, 0, 0x7FFF0000)
+kernel.filter_calls(317, struct.pack("=" + "HBBI" * 4, *steps))
+"""
+
+
+@confined
+@pytest.mark.parametrize(("setting", "code"), [("required", "internal_error"), ("auto", "corrupt_checkpoint")])
+def test_a_network_that_stays_open_ends_a_run_if_required(
+    configure, database, program, submit, look, model, monkeypatch, setting, code
+):
+    # The programs of tests do not exist in bubblewrap.
+    monkeypatch.setattr(isolation, "bubblewrap_fault", lambda: "bwrap is not installed")
+    going_offline = f"""
+from worker import compute, computation
+class Offline(computation.Computation):
+    def _work(self):
+        exec({REFUSING_FILTERS!r})
+        self._on_offline()
+        from rocket_core.errors import CorruptCheckpointError
+        raise CorruptCheckpointError("the network is open")
+computation.Computation = Offline
+compute.main()
+"""
+    computing = program(going_offline)
+    job_id = submit(max_attempts=1, calibration={"dataset": "wikitext2"})
+    assert Runner(configure(isolation=setting), database, program(JOB.format(program=computing[0]))).run()
+    assert look(job_id).error["code"] == code
+
+
 def test_a_process_that_is_not_confined_as_required_ends(run, configure, monkeypatch):
     # The programs of tests do not exist in bubblewrap.
     monkeypatch.setattr(isolation, "bubblewrap_fault", lambda: "bwrap is not installed")
     code = 'channel.send(Failed(code="corrupt_checkpoint", message="not confined"))'
-    outer = """
-    import struct
-    from app.shared.confinement import kernel
-    kernel.give_up_privileges()
-    steps = (0x20, 0, 0, 0, 0x15, 0, 1, 317, 0x06, 0, 0, 0x00050001, 0x06, 0, 0, 0x7FFF0000)
-    kernel.filter_calls(317, struct.pack("=" + "HBBI" * 4, *steps))
-    """
-    job = run(code, configure(isolation="required"), outer=outer, max_attempts=1)
+    job = run(code, configure(isolation="required"), outer=REFUSING_FILTERS, max_attempts=1)
     assert (job.status, job.error["code"]) == ("failed", "worker_lost")
-    job = run(code, configure(isolation="auto"), outer=outer, max_attempts=1)
+    job = run(code, configure(isolation="auto"), outer=REFUSING_FILTERS, max_attempts=1)
     assert (job.status, job.error["code"]) == ("failed", "corrupt_checkpoint")
 
 
