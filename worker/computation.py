@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from logging import ERROR, getLogger
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors, mask_secret
 from app.shared.settings import Settings
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.errors import CompressionCancelledError
+from rocket_core.errors import CompressionCancelledError, ModelNotFoundError
 from rocket_core.inspection.hub import HubAccess
 from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import StageReport
@@ -108,17 +109,33 @@ class Computation:
             with no_collection(lasting=True):
                 import rocket_core.pipeline  # noqa: F401
             adopt_loggers()
-            match self._request.task:
-                case "compression":
-                    self._compress()
-                case "profile":
-                    self._profile()
-                case "healing":
-                    self._heal()
-                case "evaluation":
-                    self._evaluate()
-                case "export":
-                    self._export()
+            try:
+                self._run_task()
+            except PermissionError as error:
+                self._refuse_unreadable(error)
+                raise
+
+    def _run_task(self) -> None:
+        match self._request.task:
+            case "compression":
+                self._compress()
+            case "profile":
+                self._profile()
+            case "healing":
+                self._heal()
+            case "evaluation":
+                self._evaluate()
+            case "export":
+                self._export()
+
+    def _refuse_unreadable(self, error: PermissionError) -> None:
+        """Raise an error that says what to do if it is about a file of the model, whose owner may be another user."""
+        folder = self._request.folder or Path(self._request.model)
+        if error.filename is not None and Path(error.filename).is_relative_to(folder):
+            raise ModelNotFoundError(
+                f"{error.filename} cannot be read by the user that computes; ask the operator of this server to make "
+                "the model readable: chmod -R a+rX"
+            ) from error
 
     def _compress(self) -> None:
         from rocket_core.pipeline import ProfileCache, compress

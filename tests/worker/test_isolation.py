@@ -368,6 +368,24 @@ def test_required_isolation_refuses_an_incapable_system(configure, monkeypatch, 
     assert f"cannot restrict {word}" in caplog.text
 
 
+@confined
+def test_a_model_file_that_may_not_be_read_is_named(settings, database, program, submit, look, model):
+    # Root reads all files, unless it loses that privilege as well.
+    unprivileged = """
+    from app.shared.confinement import kernel
+    kernel._KEPT_CAPABILITIES = 0
+    from worker import compute
+    compute.main()
+    """
+    (model / "model.safetensors").chmod(0)
+    job_id = submit(max_attempts=1)
+    assert Runner(settings, database, program(JOB.format(program=program(unprivileged)[0]))).run()
+    error = look(job_id).error
+    assert error["code"] == "model_not_found"
+    assert "local/tiny/model.safetensors" in error["message"]
+    assert "chmod" in error["message"]
+
+
 # A filter that refuses further ones, as that of a container may.
 REFUSING_FILTERS = """
 import struct
