@@ -84,7 +84,8 @@ class LimitedServer:
         self.server = build_server(app, on_ready=self._on_ready)
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
         self._thread.start()
-        wait_for(lambda: self.server.started)
+        # The server is started a moment before it is told to be ready.
+        wait_for(lambda: self.loop)
 
     @contextlib.contextmanager
     def stalled(self):
