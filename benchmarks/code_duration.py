@@ -11,11 +11,11 @@ import time
 
 import torch
 
-from rocket_core.budget import Shape
 from rocket_core.config import CompressionConfig, compression_config
-from rocket_core.inspection.code_duration import compressing_codes, profiling_codes
+from rocket_core.estimates.code_duration import compressing_codes, profiling_codes
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import LayerProblem, method_for
+from rocket_core.sizes.budget import Shape
 from rocket_core.system.machine_speed import measure_speed
 
 SHAPES = ((192, 512), (512, 192), (1024, 1024), (1024, 4096))

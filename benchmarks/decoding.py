@@ -21,10 +21,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.hf import attach_factors
 from rocket_core.layers import QuantizedLinear
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
+from rocket_core.sizes.code_format import CodeFormat
 from rocket_core.system.devices import multiplies_bfloat16
 
 WHOLE = 2**20

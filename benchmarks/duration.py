@@ -21,8 +21,8 @@ from unittest import mock
 import torch
 
 from rocket_core.config import Stage, compression_config
-from rocket_core.inspection.duration import count_operations
-from rocket_core.inspection.operations import Operations
+from rocket_core.estimates.duration import count_operations
+from rocket_core.estimates.operations import Operations
 from rocket_core.pipeline import Progress, compress, requirements
 from rocket_core.system.machine_speed import MachineSpeed, measure_speed
 

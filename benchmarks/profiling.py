@@ -12,11 +12,11 @@ import time
 
 import torch
 
-from rocket_core import budget
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS
 from rocket_core.linalg.factorization import FactorizerSettings, prepare_layer
 from rocket_core.linalg.whitening import eigenbasis
 from rocket_core.methods.rank_search import best_factorizations
+from rocket_core.sizes import budget
 from tests.reference import factorization as reference
 
 SHAPES = ((1024, 2816), (2048, 2048))

@@ -32,10 +32,10 @@ from rocket_cli.report_table import wide_console
 from rocket_client import Rocket
 from rocket_client._wire import RetryNotice
 from rocket_client.errors import ClientError, DetachedError
-from rocket_core.budget import remaining_parameters
 from rocket_core.errors import RocketError
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 from rocket_core.report.schema import CompressionReport, LayerReport
+from rocket_core.sizes.budget import remaining_parameters
 
 MODEL = Path(__file__).parent / "tiny-llama"
 HELD_OUT = MODEL / "heldout.txt"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, assert_never
 import typer
 
 from rocket_client.errors import ClientError
-from rocket_core.target import ByBits, ByBytes, ByRatio, target_of
+from rocket_core.sizes.target import ByBits, ByBytes, ByRatio, target_of
 
 if TYPE_CHECKING:
     from rocket_client.client import Rocket

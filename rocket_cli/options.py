@@ -11,8 +11,9 @@ from rocket_client._defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
 from rocket_core.engines import ENGINES, EngineName
 from rocket_core.report.figures import ERROR_NAMES
-from rocket_core.target import parse_size
-from rocket_core.token_counts import parse_tokens
+from rocket_core.sizes.budget import BudgetUnit
+from rocket_core.sizes.target import parse_size
+from rocket_core.sizes.token_counts import parse_tokens
 
 
 class QueueChoice(StrEnum):
@@ -244,7 +245,7 @@ CalibrateAllExperts = Annotated[
     ),
 ]
 Budget = Annotated[
-    config.BudgetUnit | None,
+    BudgetUnit | None,
     typer.Option(
         metavar="UNIT",
         help="Unit of the ratio: parameters or bytes.",

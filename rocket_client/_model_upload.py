@@ -13,7 +13,7 @@ from rocket_client._wire import Call
 from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import ReceivedFile, UploadedFile, UploadedModel
 from rocket_core.errors import RocketError
-from rocket_core.inspection.model_parts import is_weights, list_parts
+from rocket_core.inspection.files.model_parts import is_weights, list_parts
 
 # Small enough for a progress that moves, and to be sent again after an interruption.
 _PIECE_BYTES = 2**24

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from rocket_client.errors import InvalidArgumentError
 from rocket_core.config import ONE_FORMAT_METHODS
-from rocket_core.target import ByBits, ByBytes, ByRatio, target_of
+from rocket_core.sizes.target import ByBits, ByBytes, ByRatio, target_of
 
 # A ratio of 0 is valid, the server refuses 0 bits, and an empty evaluation requests one with all defaults.
 _MAY_BE_EMPTY = frozenset({"ratio", "bits", "evaluate"})

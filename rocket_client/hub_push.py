@@ -29,7 +29,7 @@ from rocket_client.errors import (
 from rocket_client.models import Artifact, Job
 from rocket_core import errors
 from rocket_core.engines import PUSHED_FIRST
-from rocket_core.hub_upload import MAIN, HubDestination, HubRepository
+from rocket_core.hub.upload import MAIN, HubDestination, HubRepository
 
 # The client's own classes, which have exit codes.
 _ERRORS: Mapping[type[errors.RocketError], type[ClientError]] = {

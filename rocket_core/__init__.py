@@ -15,6 +15,8 @@ import inspect
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rocket_core.version import __version__
+
 if TYPE_CHECKING:
     from rocket_core.config import (
         CalibrationConfig,
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     )
     from rocket_core.errors import RocketError
     from rocket_core.pipeline import compress, heal, profile_model
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CalibrationConfig",

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rocket_core.code_format import CodeBits, CodeFormat, ScaleBits
-from rocket_core.gguf_types import BlockType
 from rocket_core.schema import FrozenModel
+from rocket_core.sizes.block_types import BlockType
+from rocket_core.sizes.code_format import CodeBits, CodeFormat, ScaleBits
 
 CandidateKind = Literal["dense", "low_rank", "factored", "sparse", "quantized", "entropy_coded"]
 

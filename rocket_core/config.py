@@ -7,16 +7,16 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 
-from rocket_core.code_format import MEMORY_GROUPS, CodeBits, CodeChoices, GroupSize
 from rocket_core.engines import ENGINES, ROCKET, Engine, EngineName, ExportKind, Kind
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
-from rocket_core.target import BitsPerWeight, ByBytes, ByFormat, ByRatio, Target, target_of
+from rocket_core.sizes.budget import BudgetUnit
+from rocket_core.sizes.code_format import MEMORY_GROUPS, CodeBits, CodeChoices, GroupSize
+from rocket_core.sizes.target import BitsPerWeight, ByBytes, ByFormat, ByRatio, Target, target_of
 
 Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda", "sparsegpt", "rtn", "gptq"]
 Preset = Literal["paper", "fast", "best", "max"]
 Objective = Literal["weight", "whitened", "fisher"]
-BudgetUnit = Literal["parameters", "bytes"]
 Storage = Literal["file", "memory"]
 ValueBits = Literal[4, 8, 16]
 Included = Literal["embeddings", "vision"]

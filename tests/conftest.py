@@ -67,8 +67,8 @@ SLOW = (
     "tests/rocket_core/hf/test_processes.py",
     "tests/rocket_core/inspection/test_hostile_files.py",
     "tests/rocket_core/inspection/test_hostile_models.py",
-    "tests/rocket_core/inspection/test_hub_cache.py",
-    "tests/rocket_core/inspection/test_preconditions.py",
+    "tests/rocket_core/hub/test_cache.py",
+    "tests/rocket_core/inspection/checks/test_preconditions.py",
     "tests/rocket_core/models/test_pretrained.py",
 )
 # Fixtures that start servers or processes.

@@ -12,7 +12,7 @@ from app.shared.settings import Settings
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import CompressionCancelledError, ModelNotFoundError
-from rocket_core.inspection.hub import HubAccess
+from rocket_core.hub.repository import HubAccess
 from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import StageReport
 from rocket_core.system.energy import EnergyMeter

@@ -76,7 +76,7 @@ def fetch(channel: Channel, request: "FetchRequest", *, should_cancel: Callable[
 
 def _download(request: "FetchRequest", on_step: Callable[[float], None], check: Callable[[], None]) -> "Downloaded":
     from rocket_core.checkpoint.download import download_model
-    from rocket_core.inspection.hub import HubAccess
+    from rocket_core.hub.repository import HubAccess
     from rocket_core.system.energy import EnergyMeter
     from worker.messages import Downloaded
 

@@ -19,9 +19,9 @@ from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, StoredFile
 from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, HUB_TASKS, CompressionConfig
 from rocket_core.errors import HubCacheBusyError
-from rocket_core.inspection import hub_cache
-from rocket_core.inspection.hub import HubAccess
-from rocket_core.inspection.media_lines import names_media
+from rocket_core.hub import cache as hub_cache
+from rocket_core.hub.repository import HubAccess
+from rocket_core.inspection.checks.media_lines import names_media
 from worker.folders import JobFolders
 from worker.messages import Downloaded, FetchRequest, LogLevel
 from worker.uploaded_models import fetch_model

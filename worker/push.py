@@ -75,7 +75,7 @@ def push(channel: Channel, request: "UploadRequest", *, should_cancel: Callable[
 
 
 def _upload(request: "UploadRequest", sent: "_Sent") -> "PushReport":
-    from rocket_core.hub_upload import HubDestination, HubRepository
+    from rocket_core.hub.upload import HubDestination, HubRepository
     from rocket_core.report.push import PushReport
 
     paths = sorted(path for path in request.folder.rglob("*") if path.is_file())

@@ -8,11 +8,12 @@ from app.shared.outcomes import JobError, JobResult
 from app.shared.requests import CalibrationRequest, EvaluationRequest, JobKind, JobOptions, PushTarget, Queue
 from rocket_client import models as contract
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.config import BudgetUnit, Objective
+from rocket_core.config import Objective
 from rocket_core.engines import LaterExport
 from rocket_core.report.push import PushReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
+from rocket_core.sizes.budget import BudgetUnit
 
 
 class _List(FrozenModel):

@@ -13,8 +13,8 @@ from app.services.access import Caller
 from app.shared.errors import PermissionDeniedError
 from app.shared.requests import CompressionRequest, EvaluationRequest, JobRequest, ProfileRequest
 from rocket_core.engines import ENGINES, ROCKET, Engine
-from rocket_core.target import parse_size
-from rocket_core.token_counts import parse_tokens
+from rocket_core.sizes.target import parse_size
+from rocket_core.sizes.token_counts import parse_tokens
 
 _CSRF_HEADER = "x-csrf-token"
 # The form field of each member of a request.

@@ -36,7 +36,7 @@ from rocket_core.report.loss_curve import loss_curve
 from rocket_core.report.report_figures import report_figures
 from rocket_core.report.running_map import running_map
 from rocket_core.report.schema import CompressionReport
-from rocket_core.token_counts import parse_tokens
+from rocket_core.sizes.token_counts import parse_tokens
 
 router = APIRouter(include_in_schema=False)
 

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Query
 
-from rocket_core.target import ByBits, ByBytes, ByRatio
+from rocket_core.sizes.target import ByBits, ByBytes, ByRatio
 
 if TYPE_CHECKING:
     from rocket_core.allocation.predictor import Predictor

@@ -10,8 +10,8 @@ from app.shared.models import Artifact, Job
 from app.shared.repositories import outputs
 from rocket_core.engines import ExportKind
 from rocket_core.errors import UnsupportedArchitectureError
-from rocket_core.inspection.model_files import CONFIG_NAME
-from rocket_core.inspection.preconditions import MAX_CONFIG_BYTES, parse_config
+from rocket_core.inspection.checks.preconditions import MAX_CONFIG_BYTES, parse_config
+from rocket_core.inspection.files.model_files import CONFIG_NAME
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from app.services.uploads import check_dataset
 from app.shared.requests import JobRequest
 from rocket_client import models as contract
 from rocket_core.errors import HubUnavailableError
-from rocket_core.inspection.estimate import expected_seconds, why_not_timed_here
-from rocket_core.inspection.operations import Operations
+from rocket_core.estimates.estimate import expected_seconds, why_not_timed_here
+from rocket_core.estimates.operations import Operations
 from rocket_core.system.machine import free_disk, free_machine_memory
 
 

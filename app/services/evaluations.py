@@ -9,7 +9,7 @@ from app.shared.outcomes import JobResult
 from app.shared.repositories import evaluations, jobs, sources
 from app.shared.repositories.evaluations import Evaluation
 from app.shared.requests import EvaluationRequest, JobRequest
-from rocket_core.inspection.prompts import check_prompts
+from rocket_core.inspection.checks.prompts import check_prompts
 from rocket_core.report.headlines import measured_quality
 from rocket_core.report.quality import EvaluationReport
 

@@ -12,8 +12,7 @@ from app.shared.repositories import exports, jobs, sources
 from app.shared.requests import SOURCE_EXPORT, ExportRequest, JobRequest
 from rocket_core.engines import ENGINES, Engine, LaterExport
 from rocket_core.errors import RocketError, UnsupportedExportError
-from rocket_core.inspection.engine_limits import check_engine
-from rocket_core.inspection.exact_layers import (
+from rocket_core.exports.exact_layers import (
     StoredForm,
     no_equals,
     stored_differently,
@@ -21,6 +20,7 @@ from rocket_core.inspection.exact_layers import (
     why_not_blocks,
     why_not_packed,
 )
+from rocket_core.inspection.checks.engine_limits import check_engine
 from rocket_core.report.schema import CompressionReport, LayerReport
 
 _MOST = 100

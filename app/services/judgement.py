@@ -16,13 +16,11 @@ from app.shared.errors import OverQuotaError
 from app.shared.requests import UPLOAD, JobRequest
 from rocket_core.config import BUILTIN_DATASET
 from rocket_core.errors import ModelNotFoundError
+from rocket_core.estimates.coverage import coverage_of_headers
+from rocket_core.estimates.estimate import RunEstimate, estimate_run
 from rocket_core.exports.gguf_size import dense_file_bytes
-from rocket_core.inspection.estimate import RunEstimate, estimate_run
-from rocket_core.inspection.header_coverage import coverage_of_headers
-from rocket_core.inspection.hub import find_repository
-from rocket_core.inspection.model_files import check_adapter
-from rocket_core.inspection.preconditions import parse_config
-from rocket_core.inspection.requests import (
+from rocket_core.hub.repository import find_repository
+from rocket_core.hub.requests import (
     check_data,
     check_headers,
     check_settings,
@@ -30,7 +28,9 @@ from rocket_core.inspection.requests import (
     read_settings,
     read_weights,
 )
-from rocket_core.inspection.weight_summary import WeightSummary
+from rocket_core.inspection.checks.preconditions import parse_config
+from rocket_core.inspection.files.model_files import check_adapter
+from rocket_core.inspection.headers.weight_summary import WeightSummary
 
 # Lines of calibration data that are judged with the request; the run reads all.
 _MOST_LINES = 10_000

@@ -12,9 +12,9 @@ from app.shared.models import ModelFile, ModelPiece, UploadedModel
 from app.shared.repositories import models
 from app.shared.storage import ArtifactStore, WorkFolders
 from app.shared.storage.store import storage_errors
-from rocket_core.inspection.model_files import CONFIG_NAME
-from rocket_core.inspection.model_parts import is_weights
-from rocket_core.inspection.safetensors_headers import INDEX_NAME
+from rocket_core.inspection.files.model_files import CONFIG_NAME
+from rocket_core.inspection.files.model_parts import is_weights
+from rocket_core.inspection.files.safetensors_headers import INDEX_NAME
 
 _COMPLETE = "headers"
 

@@ -25,8 +25,8 @@ from app.shared.repositories.models import NewPiece, RemovedModel
 from app.shared.requests import UPLOAD, JobRequest
 from app.shared.resource_requests import ModelUploadRequest
 from rocket_core.errors import RocketError
-from rocket_core.inspection.model_parts import check_part, check_parts, is_weights
-from rocket_core.inspection.safetensors_headers import PREFIX_BYTES, header_length
+from rocket_core.inspection.files.model_parts import check_part, check_parts, is_weights
+from rocket_core.inspection.files.safetensors_headers import PREFIX_BYTES, header_length
 
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")

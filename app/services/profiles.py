@@ -9,9 +9,9 @@ from app.shared.models import Profile
 from app.shared.repositories import audit, profiles
 from app.shared.repositories.audit import Action, Actor
 from app.shared.requests import JobRequest
-from rocket_core.budget import bits_per_weight
 from rocket_core.config import SETTINGS_NOT_IN_PROFILE
-from rocket_core.target import ByError, Target
+from rocket_core.sizes.budget import bits_per_weight
+from rocket_core.sizes.target import ByError, Target
 
 if TYPE_CHECKING:
     from rocket_core.allocation import Allocation

@@ -86,7 +86,7 @@ class Question(_Message):
 
 
 class Operations(_Message):
-    """What the time of a job depends on; see `rocket_core.inspection.duration.Operations`."""
+    """What the time of a job depends on; see `rocket_core.estimates.duration.Operations`."""
 
     products: _Amount
     rough_products: _Amount

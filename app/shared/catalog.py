@@ -10,8 +10,8 @@ from app.shared.requests import LOCAL
 from app.shared.settings import Settings
 from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, SYNTHETIC_DATASET
 from rocket_core.errors import CheckpointFormatError, ModelNotFoundError, UnknownDatasetError
-from rocket_core.inspection.model_advice import WEIGHT_SUFFIXES, advice_on_contents
-from rocket_core.inspection.model_files import CONFIG_NAME, check_adapter
+from rocket_core.inspection.files.model_advice import WEIGHT_SUFFIXES, advice_on_contents
+from rocket_core.inspection.files.model_files import CONFIG_NAME, check_adapter
 
 _DATASET_SUFFIXES = (".jsonl", ".txt")
 

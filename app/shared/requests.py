@@ -31,7 +31,7 @@ from rocket_core.config import (
 from rocket_core.engines import ROCKET, ExportKind, LaterExport
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
-from rocket_core.target import BitsPerWeight, ByError, Target, target_of
+from rocket_core.sizes.target import BitsPerWeight, ByError, Target, target_of
 
 LOCAL = "local/"
 UPLOAD = "upload/"

@@ -98,7 +98,7 @@ def _run(models: list[str], settings: SpeedSettings, packing: Packing, quiet: bo
 def _is_repository(model: str) -> bool:
     if Path(model).expanduser().exists() or model.endswith(GGUF_SUFFIX):
         return False
-    from rocket_core.inspection.hub import check_repository_id
+    from rocket_core.hub.repository import check_repository_id
 
     check_repository_id(model)
     return True

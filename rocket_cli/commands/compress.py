@@ -55,7 +55,7 @@ def compress(
 
 def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) -> CompressionReport:
     from rocket_core.exports.gguf_size import dense_file_bytes
-    from rocket_core.inspection.requests import check_request
+    from rocket_core.hub.requests import check_request
 
     config = compression.config(device=compression.device, dtype=compression.dtype, precision=compression.precision)
     # Before torch is imported, which takes seconds.

@@ -18,8 +18,8 @@ from rocket_cli.submission import explained_refusals
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.errors import ServerUnreachableError
 from rocket_client.models import Available, Estimate
-from rocket_core.budget import remaining_parameters
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
+from rocket_core.sizes.budget import remaining_parameters
 
 # See `Estimate.seconds`.
 _TIME_FACTOR = 1.5
@@ -72,7 +72,7 @@ def estimate(
 
 def _ask(server: str, model: str, compression: ServerOptions, token: str | None, *, as_json: bool) -> Estimate:
     if not model.startswith(_OF_SERVERS):
-        from rocket_core.inspection.requests import check_is_repository
+        from rocket_core.hub.requests import check_is_repository
 
         with reported_failures(as_json=as_json):
             check_is_repository(model, compression.revision)
@@ -89,9 +89,9 @@ def _ask(server: str, model: str, compression: ServerOptions, token: str | None,
 
 
 def _estimate_here(model: str, compression: ServerOptions, token: str | None) -> Estimate:
+    from rocket_core.estimates.estimate import estimate_run, expected_seconds, why_not_timed_here
     from rocket_core.exports.gguf_size import dense_file_bytes
-    from rocket_core.inspection.estimate import estimate_run, expected_seconds, why_not_timed_here
-    from rocket_core.inspection.requests import inspect_model
+    from rocket_core.hub.requests import inspect_model
     from rocket_core.system.machine import free_disk, free_machine_memory
 
     config = compression.config(dtype=compression.dtype, precision=compression.precision)

@@ -20,7 +20,7 @@ from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Job
 from rocket_core.config import stage_label
 from rocket_core.report.formatting import age_text, bytes_text, percent_text, progress_text
-from rocket_core.target import ByBits, ByBytes, ByRatio, target_of
+from rocket_core.sizes.target import ByBits, ByBytes, ByRatio, target_of
 
 
 def jobs(

@@ -13,13 +13,13 @@ from rocket_core.allocation.items import Item, Priced, build_items, chosen_candi
 from rocket_core.allocation.knapsack import solve_knapsack
 from rocket_core.allocation.label_search import undominated
 from rocket_core.allocation.spending import spend
-from rocket_core.budget import parameter_budget
 from rocket_core.candidates import Candidate, FormatGroup, FrontierPoint, LayerProfile, SharedCandidate, SizePoint
-from rocket_core.config import BudgetUnit, Objective
+from rocket_core.config import Objective
 from rocket_core.errors import InvalidConfigError
-from rocket_core.reachability import RATIO_STEPS, Reach
 from rocket_core.schema import FrozenModel
-from rocket_core.target import ByRatio
+from rocket_core.sizes.budget import BudgetUnit, parameter_budget
+from rocket_core.sizes.reachability import RATIO_STEPS, Reach
+from rocket_core.sizes.target import ByRatio
 
 _Count = Annotated[int, Field(ge=0)]
 _Error = Annotated[float, Field(ge=0)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from rocket_core.budget import parameter_budget
+from rocket_core.sizes.budget import parameter_budget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,8 +13,9 @@ from jaxtyping import Float64, Int64
 
 from rocket_core.allocation.label_search import undominated
 from rocket_core.candidates import Candidate, FormatGroup, LayerProfile
-from rocket_core.config import BudgetUnit, Objective
+from rocket_core.config import Objective
 from rocket_core.errors import InvalidConfigError
+from rocket_core.sizes.budget import BudgetUnit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,14 +6,15 @@ from typing import Annotated, Any, assert_never
 from pydantic import ConfigDict, Field
 
 from rocket_core.allocation import Allocation, Allocator, chosen
-from rocket_core.calibrated_text import CalibratedText
 from rocket_core.candidates import Candidate, FormatGroup, LayerProfile, SizePoint
-from rocket_core.config import BudgetUnit, CompressionConfig, Objective
+from rocket_core.config import CompressionConfig, Objective
 from rocket_core.errors import InfeasibleBudgetError
-from rocket_core.inspection.feasibility import reach_of_layers
-from rocket_core.reachability import Reach
+from rocket_core.inspection.checks.feasibility import reach_of_layers
+from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.schema import FrozenModel
-from rocket_core.target import ByBits, ByBytes, ByError, ByFormat, ByRatio, Target
+from rocket_core.sizes.budget import BudgetUnit
+from rocket_core.sizes.reachability import Reach
+from rocket_core.sizes.target import ByBits, ByBytes, ByError, ByFormat, ByRatio, Target
 
 _FRONTIER_STEPS = 100
 

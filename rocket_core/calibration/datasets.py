@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rocket_core.config import BUILTIN_DATASET
 from rocket_core.errors import CalibrationError, EmptyCalibrationError, HubUnavailableError, UnknownDatasetError
-from rocket_core.inspection.dataset_names import LOCAL_SUFFIXES, local_path_of
-from rocket_core.inspection.media_lines import decoded, read_line
+from rocket_core.inspection.checks.media_lines import decoded, read_line
+from rocket_core.inspection.files.dataset_names import LOCAL_SUFFIXES, local_path_of
 from rocket_core.models.pretrained import tokenize
 from rocket_core.system.gc_pause import no_collection
 

@@ -27,7 +27,7 @@ from rocket_core.errors import (
     InvalidConfigError,
     UnsupportedArchitectureError,
 )
-from rocket_core.inspection.media_lines import Medium, first_medium
+from rocket_core.inspection.checks.media_lines import Medium, first_medium
 from rocket_core.models.architecture import Architecture
 from rocket_core.models.pretrained import (
     TEMPLATE_SECONDS,

@@ -11,8 +11,8 @@ from rocket_core.calibration.media import read_image, read_recording
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.config import CalibrationConfig
 from rocket_core.errors import CalibrationError, EmptyCalibrationError
-from rocket_core.inspection.dataset_names import local_path_of
-from rocket_core.inspection.media_lines import MediaLine, Medium, media_lines, without_image
+from rocket_core.inspection.checks.media_lines import MediaLine, Medium, media_lines, without_image
+from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.models.pretrained import TEMPLATE_SECONDS, interpreting
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from rocket_core.checkpoint.source import ModelSource, find_model
 from rocket_core.checkpoint.transfer import Transfer
 from rocket_core.config import CompressionConfig
-from rocket_core.inspection.hub import HubAccess
+from rocket_core.hub.repository import HubAccess
 
 # How often progress is reported and `check` is called.
 _LOOK_SECONDS = 0.5

@@ -1,4 +1,4 @@
-"""Reading safetensors: the tensors that `rocket_core.inspection.safetensors_headers` finds in a folder, with torch."""
+"""Reading safetensors: tensors found by `rocket_core.inspection.files.safetensors_headers`, with torch."""
 
 import math
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ import torch
 
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError
 from rocket_core.experts import ExpertPart, FusedParameter
-from rocket_core.inspection import safetensors_headers
-from rocket_core.inspection.safetensors_headers import TensorHeader
-from rocket_core.inspection.weight_summary import WeightSummary, summarize
+from rocket_core.inspection.files import safetensors_headers
+from rocket_core.inspection.files.safetensors_headers import TensorHeader
+from rocket_core.inspection.headers.weight_summary import WeightSummary, summarize
 
 _CHUNK_BYTES = 2**20
 

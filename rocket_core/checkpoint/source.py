@@ -14,13 +14,13 @@ from huggingface_hub.file_download import repo_folder_name
 from rocket_core.checkpoint.transfer import Transfer
 from rocket_core.config import CompressionConfig
 from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError, ModelNotFoundError
-from rocket_core.inspection import hub_cache
-from rocket_core.inspection.feasibility import check_feasible
-from rocket_core.inspection.hub import HubAccess, Repository, check_repository_id, find_repository, hub_errors
-from rocket_core.inspection.model_advice import advice_on_path
-from rocket_core.inspection.model_files import check_adapter, vet_folder
-from rocket_core.inspection.preconditions import check_config, parse_config
-from rocket_core.inspection.requests import has_no_revision
+from rocket_core.hub import cache as hub_cache
+from rocket_core.hub.repository import HubAccess, Repository, check_repository_id, find_repository, hub_errors
+from rocket_core.hub.requests import has_no_revision
+from rocket_core.inspection.checks.feasibility import check_feasible
+from rocket_core.inspection.checks.preconditions import check_config, parse_config
+from rocket_core.inspection.files.model_advice import advice_on_path
+from rocket_core.inspection.files.model_files import check_adapter, vet_folder
 from rocket_core.system.machine import free_disk, gibibytes
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from rocket_core.errors import CheckpointFormatError, InvalidConfigError, Unsupp
 from rocket_core.evaluation.divergence import divergence_per_token
 from rocket_core.evaluation.models import ModelFolder, check_token_ids
 from rocket_core.evaluation.windows import Prediction, predictions
-from rocket_core.inspection.footprint import positions
-from rocket_core.inspection.prompts import cannot_answer, too_long
+from rocket_core.inspection.checks.prompts import cannot_answer, too_long
+from rocket_core.inspection.headers.model_fields import positions
 from rocket_core.models.pretrained import TEMPLATE_SECONDS, interpreting, tokenize, using
 from rocket_core.report.answers import AnswerToken, ComparedAnswer
 

@@ -26,7 +26,6 @@ from transformers import (
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
-from rocket_core.code_format import CODE_BITS
 from rocket_core.engines import ExportKind
 from rocket_core.errors import (
     CheckpointFormatError,
@@ -37,15 +36,16 @@ from rocket_core.errors import (
 )
 from rocket_core.exports.gguf_model import GgufPlan, plan_gguf
 from rocket_core.exports.gguf_reader import read_weights
-from rocket_core.inspection.hub import offline
-from rocket_core.inspection.model_advice import advice_on_folder
-from rocket_core.inspection.model_fields import check_sizes
-from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
-from rocket_core.inspection.safetensors_headers import local_weight_files, read_header
-from rocket_core.inspection.weight_summary import sum_summaries, summarize
+from rocket_core.hub.repository import offline
+from rocket_core.inspection.files.model_advice import advice_on_folder
+from rocket_core.inspection.files.model_files import CONFIG_NAME, vet_folder
+from rocket_core.inspection.files.safetensors_headers import local_weight_files, read_header
+from rocket_core.inspection.headers.model_fields import check_sizes
+from rocket_core.inspection.headers.weight_summary import sum_summaries, summarize
 from rocket_core.layers import QUANT_METHOD
 from rocket_core.models.classes import decodes_several_kinds, generating_class, named_class, named_classes
 from rocket_core.models.pretrained import check_settings, interpreting, load_config, load_tokenizer
+from rocket_core.sizes.code_format import CODE_BITS
 from rocket_core.system.devices import compute_dtype
 
 

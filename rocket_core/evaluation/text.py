@@ -24,8 +24,8 @@ from rocket_core.evaluation.drift import sentences
 from rocket_core.evaluation.harness import load_tasks
 from rocket_core.evaluation.models import ModelFolder, gguf_files, load_model, open_gguf, open_model
 from rocket_core.evaluation.windows import text_windows
-from rocket_core.inspection.dataset_names import LOCAL_SUFFIXES
-from rocket_core.inspection.safetensors_headers import local_weight_files
+from rocket_core.inspection.files.dataset_names import LOCAL_SUFFIXES
+from rocket_core.inspection.files.safetensors_headers import local_weight_files
 from rocket_core.models.architecture import window_length
 from rocket_core.report.answers import ComparedAnswer
 from rocket_core.report.formatting import bytes_text

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from rocket_core.engines import ExportKind
 from rocket_core.errors import CorruptCheckpointError
-from rocket_core.inspection.model_files import CONFIG_NAME, companions, copy_file, read_file
-from rocket_core.inspection.unsafe_settings import without_code
+from rocket_core.inspection.files.model_files import CONFIG_NAME, companions, copy_file, read_file
+from rocket_core.inspection.files.unsafe_settings import without_code
 from rocket_core.report.html import render_report
 from rocket_core.report.model_card import model_card
 from rocket_core.report.schema import CompressionReport

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rocket_core.candidates import PACKED_NAMES
 from rocket_core.checkpoint import TensorPlan, plan_tensor
-from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.sizes.code_format import CodeFormat
 
 QUANT_METHOD = "compressed-tensors"
 """Value of `quant_method` in `config.json`."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rocket_core.checkpoint import TensorEntry, TensorPlan, checkpoint_bytes, plan_copy, plan_tensor, write_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
-from rocket_core.code_format import CodeFormat
 from rocket_core.config import CompressionConfig
 from rocket_core.engines import LaterExport
 from rocket_core.errors import InsufficientDiskError, InvalidConfigError
@@ -21,10 +20,11 @@ from rocket_core.exports.compressed_tensors import plan_layer
 from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, write_model
 from rocket_core.exports.stored_artifact import StoredArtifact, open_artifact
-from rocket_core.gguf_types import BlockType
 from rocket_core.hf.names import is_merged
 from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
 from rocket_core.report.schema import ExportReport
+from rocket_core.sizes.block_types import BlockType
+from rocket_core.sizes.code_format import CodeFormat
 from rocket_core.system.machine import free_disk, gibibytes
 
 _Report = Callable[[float, str], None]

@@ -7,15 +7,10 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.engines import ENGINES, EngineName
 from rocket_core.errors import UnsupportedExportError
 from rocket_core.exports import compressed_tensors
-from rocket_core.exports.gguf_blocks import pack_blocks
-from rocket_core.exports.stored_artifact import StoredArtifact
-from rocket_core.gguf_types import BLOCK_FORMATS, BlockFormat, BlockType
-from rocket_core.inspection.engine_limits import check_engine
-from rocket_core.inspection.exact_layers import (
+from rocket_core.exports.exact_layers import (
     PLAIN_TYPES,
     StoredForm,
     no_equals,
@@ -24,9 +19,14 @@ from rocket_core.inspection.exact_layers import (
     why_not_blocks,
     why_not_packed,
 )
+from rocket_core.exports.gguf_blocks import pack_blocks
+from rocket_core.exports.stored_artifact import StoredArtifact
+from rocket_core.inspection.checks.engine_limits import check_engine
 from rocket_core.linalg.block_codes import BlockScales, BlockWeight
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.report.formatting import bytes_text
+from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockFormat, BlockType
+from rocket_core.sizes.code_format import CodeFormat
 
 _Found = TypeVar("_Found")
 

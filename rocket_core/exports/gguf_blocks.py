@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Int16, UInt8
 from torch import Tensor
 
-from rocket_core.gguf_types import BLOCK_FORMATS, BlockFormat, BlockType
 from rocket_core.linalg.block_codes import BlockScales, BlockWeight
+from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockFormat, BlockType
 
 _Source = Literal["codes", "scales", "minima"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
-from rocket_core.gguf_types import BLOCK_FORMATS, BlockType
+from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockType
 
 Storage = BlockType | Literal["F32", "F16", "BF16"]
 """How the numbers of a tensor are stored."""

@@ -8,9 +8,9 @@ from rocket_core.config import CompressionConfig
 from rocket_core.errors import UnsupportedExportError
 from rocket_core.exports.gguf_file import Storage
 from rocket_core.exports.gguf_model import plan_gguf
-from rocket_core.inspection.expert_stacks import expert_layers
-from rocket_core.inspection.model_fields import HIDDEN_SIZES, find_number
-from rocket_core.inspection.weight_summary import WeightSummary, storage_dtype
+from rocket_core.inspection.headers.expert_stacks import expert_layers
+from rocket_core.inspection.headers.model_fields import HIDDEN_SIZES, find_number
+from rocket_core.inspection.headers.weight_summary import WeightSummary, storage_dtype
 
 _STORAGES: dict[str, Storage] = {"F16": "F16", "float16": "F16", "BF16": "BF16", "bfloat16": "BF16"}
 
@@ -21,7 +21,7 @@ def dense_file_bytes(
     """Return the bytes of the GGUF file of a model with all matrices dense; None if none is asked for, or not known.
 
     Args:
-        settings: the content of config.json, checked by `rocket_core.inspection.requests`.
+        settings: the content of config.json, checked by `rocket_core.hub.requests`.
         weights: summary of the safetensors headers.
         config: the compression.
         folder: the model's folder, with its tokenizer.

@@ -11,8 +11,8 @@ from typing import Any
 
 from rocket_core.errors import UnsupportedExportError
 from rocket_core.exports.gguf_file import GgufValue
-from rocket_core.inspection.model_files import read_file
-from rocket_core.inspection.strict_json import parse_object
+from rocket_core.inspection.files.model_files import read_file
+from rocket_core.inspection.files.strict_json import parse_object
 
 _TOKENIZER, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _MAX_BYTES = 2**29

@@ -18,8 +18,8 @@ from rocket_core.exports.artifact_folder import read_settings
 from rocket_core.hf.names import StockLayer, find_modules
 from rocket_core.hf.quantizer import RocketConfig
 from rocket_core.hf.replacement import StoredLayer, empty_layer, features
-from rocket_core.inspection.model_advice import advice_on_folder, advice_on_path
-from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
+from rocket_core.inspection.files.model_advice import advice_on_folder, advice_on_path
+from rocket_core.inspection.files.model_files import CONFIG_NAME, vet_folder
 from rocket_core.layers import QUANT_METHOD, FactorizedLinear, LayerEntry, entry_codes
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.models.architecture import build_architecture

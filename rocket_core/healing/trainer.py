@@ -9,9 +9,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from rocket_core.errors import NonFiniteCalibrationError
+from rocket_core.estimates.healing_duration import MEASURED_PASSES, STEP_PASSES, healing_measurements
 from rocket_core.healing.divergence import divergence_sum
 from rocket_core.healing.schedule import Schedule
-from rocket_core.inspection.healing_duration import MEASURED_PASSES, STEP_PASSES, healing_measurements
 
 # Largest learning rate as a part of the root mean square of a tensor's numbers, as factors have arbitrary scales: this
 # much, and less for a model that is close to its original already. The divergence is about quadratic in what the

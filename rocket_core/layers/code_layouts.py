@@ -5,9 +5,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.layers.code_table import TableLayout
 from rocket_core.layers.int4_table import Int4Layout
+from rocket_core.sizes.code_format import CodeFormat
 
 CodeLayout: TypeAlias = Int4Layout | TableLayout
 

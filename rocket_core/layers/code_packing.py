@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from rocket_core.budget import packed_bytes
+from rocket_core.sizes.budget import packed_bytes
 
 # Integers that fill a whole number of bytes.
 _WORD = 8

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Float32, Int8, UInt8
 from torch import Tensor
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.integer_codes import Scales
+from rocket_core.sizes.code_format import CodeFormat
 
 _BYTE = 8
 # Outputs in a row: a few hundred bytes of a table's rows stay in the registers and the first cache.

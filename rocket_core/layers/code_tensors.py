@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from rocket_core import budget
-from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CorruptCheckpointError
 from rocket_core.layers.code_packing import pack_integers, unpack_integers, unpack_rows
 from rocket_core.layers.code_stream import decode_codes, encode_codes
 from rocket_core.layers.layer_table import LayerEntry
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
+from rocket_core.sizes import budget
+from rocket_core.sizes.code_format import CodeFormat
 
 _HALF = 16
 

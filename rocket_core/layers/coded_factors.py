@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.layers.code_tensors import check_codes, code_shapes, unpack_codes
 from rocket_core.layers.coefficient_linear import CoefficientLinear
 from rocket_core.layers.kinds import FactorizedLinear, SparseLinear
 from rocket_core.layers.packing import check_packed, scatter_rows
 from rocket_core.layers.stored_linear import LayerOptions
+from rocket_core.sizes.code_format import CodeFormat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

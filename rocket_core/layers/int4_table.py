@@ -16,8 +16,8 @@ import torch
 from jaxtyping import BFloat16, Int8, UInt8
 from torch import Tensor
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.integer_codes import Scales
+from rocket_core.sizes.code_format import CodeFormat
 from rocket_core.system.devices import multiplies_bfloat16
 
 _KERNEL_BITS = 4

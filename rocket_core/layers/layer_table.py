@@ -5,9 +5,9 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from rocket_core.code_format import CodeBits, CodeFormat, ScaleBits
 from rocket_core.errors import CheckpointFormatError
 from rocket_core.schema import FrozenModel
+from rocket_core.sizes.code_format import CodeBits, CodeFormat, ScaleBits
 
 QUANT_METHOD = "rocket"
 

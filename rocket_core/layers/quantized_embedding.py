@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.errors import RocketError
 from rocket_core.layers.code_tensors import check_codes, code_shapes, unpack_codes, unpack_outputs
 from rocket_core.layers.quantized_linear import QuantizedLinear
 from rocket_core.layers.scaled_embedding import rounds_scale
+from rocket_core.sizes.code_format import CodeFormat
 
 
 class QuantizedEmbedding(nn.Embedding):

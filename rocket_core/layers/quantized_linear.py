@@ -8,12 +8,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.errors import RocketError
 from rocket_core.layers.code_layouts import CodeLayout, layout_of, multiply
 from rocket_core.layers.code_tensors import check_codes, code_shapes, pack_codes, unpack_codes, unpack_scales
 from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
 from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.sizes.code_format import CodeFormat
 
 # Dtypes of layers that can compute from codes.
 _TABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.code_format import value_format
 from rocket_core.layers.factors import LayerFactors
 from rocket_core.layers.layer_table import LayerEntry
 from rocket_core.linalg.integer_codes import RoundedWeight, search_scales
 from rocket_core.linalg.rounding import round_to_nearest
+from rocket_core.sizes.code_format import value_format
 
 
 def round_values(factors: LayerFactors, bits: int, widths: tuple[int, ...]) -> LayerFactors:

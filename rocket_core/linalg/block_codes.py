@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Bool, Float, Float16, Int8
 from torch import Tensor
 
-from rocket_core.gguf_types import BlockFormat
 from rocket_core.linalg.code_grids import Levels
+from rocket_core.sizes.block_types import BlockFormat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockScales:
-    """The scales of a weight, as they are stored; see `rocket_core.gguf_types` for their names.
+    """The scales of a weight, as they are stored; see `rocket_core.sizes.block_types` for their names.
 
     Attributes:
         block_scales: d, positive or negative, not zero.

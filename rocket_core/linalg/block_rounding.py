@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.gguf_types import BlockFormat
 from rocket_core.linalg.block_codes import BlockScales, BlockWeight, in_half
 from rocket_core.linalg.block_scales import search_block_scales, whole_minima, whole_scales
 from rocket_core.linalg.rounding import RoundingGram, improve, start
+from rocket_core.sizes.block_types import BlockFormat
 
 # Turns of refitting the scales and improving the codes.
 _TURNS = 2

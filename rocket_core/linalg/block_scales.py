@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float, Float16, Shaped
 from torch import Tensor
 
-from rocket_core.gguf_types import BlockFormat
 from rocket_core.linalg.block_codes import BlockScales, in_half
 from rocket_core.linalg.code_grids import Levels
+from rocket_core.sizes.block_types import BlockFormat
 
 # Real scales that are tried per octave, down to this part of the one that represents the largest weight of a group.
 _TRIES_PER_OCTAVE = 8

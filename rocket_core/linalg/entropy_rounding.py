@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.code_format import coded_format
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, exponent_above
 from rocket_core.linalg.rounding import ROUNDING_BLOCK, RoundingGram, in_order_of_inputs
+from rocket_core.sizes.code_format import coded_format
 
 LARGEST_CODE = 127
 """Codes are within ±127."""

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int8
 from torch import Tensor
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, search_scales
 from rocket_core.linalg.rounding import RoundingGram, gptq, improve
+from rocket_core.sizes.code_format import CodeFormat
 
 # Added to the diagonal of a matrix of atoms before it is inverted, as a part of its mean.
 _RIDGE = 1e-6

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int8, Shaped
 from torch import Tensor
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.code_grids import Levels
+from rocket_core.sizes.code_format import CodeFormat
 
 # The smallest scale that the search tries, as a part of the one that represents the largest weight of the group.
 _LEAST_PART = 0.4

@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float, Int8, Int64
 from torch import Tensor
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.blocked_factors import factor_in_place, invert_triangle_in_place
 from rocket_core.linalg.code_grids import Grid, RoundedT
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, by_group, search_scales
 from rocket_core.linalg.least_squares import UnitGram
+from rocket_core.sizes.code_format import CodeFormat
 
 ROUNDING_BLOCK = 64
 """Inputs that are rounded before the others are corrected for their errors by one matrix product."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RATIOS, CompressionConfig
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
-from rocket_core.target import ByRatio
+from rocket_core.sizes.target import ByRatio
 
 
 class Method(ABC):

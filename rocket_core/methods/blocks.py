@@ -3,13 +3,13 @@
 import torch
 
 from rocket_core.candidates import Candidate
-from rocket_core.gguf_types import BLOCK_FORMATS, BlockType, block_types_for
 from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.block_rounding import round_to_blocks
 from rocket_core.linalg.block_scales import search_block_scales
 from rocket_core.linalg.rounding import gptq
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance, parts_of_outputs
+from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockType, block_types_for
 
 
 def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:

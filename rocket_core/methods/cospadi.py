@@ -2,13 +2,13 @@
 
 import torch
 
-from rocket_core import budget
 from rocket_core.candidates import Candidate
 from rocket_core.linalg.dictionary_learning import learn_dictionary
 from rocket_core.linalg.factorization import Factorization, FactorizerSettings, PreparedLayer, with_best_dictionary
 from rocket_core.methods import dictionary
 from rocket_core.methods.base import Method
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
+from rocket_core.sizes import budget
 
 _RANK_NNZ_RATIO = 2.0
 # Five more iterations lower the error by only another hundredth.

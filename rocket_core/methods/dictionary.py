@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import torch
 
-from rocket_core import budget
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, CompressionConfig, Objective
 from rocket_core.errors import IllConditionedGramError
@@ -21,6 +20,7 @@ from rocket_core.linalg.factorization import (
 from rocket_core.linalg.whitening import eigenbasis
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.rank_search import best_factorizations, may_win
+from rocket_core.sizes import budget
 
 
 def settings_of(config: CompressionConfig) -> FactorizerSettings:

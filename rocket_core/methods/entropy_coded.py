@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.candidates import Candidate
-from rocket_core.code_format import coded_format, fewest_coded_bytes
 from rocket_core.layers.code_stream import coded_bytes
 from rocket_core.linalg.entropy_rounding import (
     LARGEST_CODE,
@@ -28,6 +27,7 @@ from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance
+from rocket_core.sizes.code_format import coded_format, fewest_coded_bytes
 
 # Candidates at the highest rate; with more bits, codes of 8 bits with groups are better.
 _MOST_BITS = 6.5

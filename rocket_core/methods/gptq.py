@@ -1,10 +1,10 @@
 """`gptq`: rounds input by input and compensates each error, every layer in one format."""
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.linalg.rounding import RoundingGram, gptq
 from rocket_core.methods.layer_problem import LayerProblem
 from rocket_core.methods.rtn import Rtn
+from rocket_core.sizes.code_format import CodeFormat
 
 _DAMPING = 0.01
 

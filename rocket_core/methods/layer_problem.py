@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.inspection.table_footprint import OUTPUTS_AT_ONCE
+from rocket_core.estimates.table_footprint import OUTPUTS_AT_ONCE
 from rocket_core.layers import StoredWeight
 from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.prepared_gram import PreparedGram

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from rocket_core.candidates import Candidate
-from rocket_core.code_format import CodeChoices, CodeFormat, formats_for
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, scale_exponent, search_scales
 from rocket_core.linalg.rounding import gptq_each, round_weight
 from rocket_core.methods import blocks
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance, parts_of_outputs
+from rocket_core.sizes.code_format import CodeChoices, CodeFormat, formats_for
 
 
 def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[CodeFormat]) -> list[Candidate]:

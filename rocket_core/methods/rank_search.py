@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rocket_core import budget
 from rocket_core.config import Objective
 from rocket_core.linalg.factorization import Factorization, PreparedLayer, factorize_layer, improve
+from rocket_core.sizes import budget
 
 # At a fixed budget the error falls and then rises with the rank, so a coarse and then a fine descent find its minimum;
 # from the minimum of the neighbouring ratio a fine one does.

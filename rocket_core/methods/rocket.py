@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rocket_core.candidates import Candidate, SharedCandidate
-from rocket_core.code_format import formats_beside_coded
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS
 from rocket_core.methods import blocks, dictionary, entropy_coded, quantized, rounded_factors, sparse
 from rocket_core.methods.base import Method
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs
 from rocket_core.methods.sparse import errors_at
+from rocket_core.sizes.code_format import formats_beside_coded
 
 _COMPETING_KINDS = {"sparse", "quantized", "entropy_coded"}
 # Ratios at which pruned weights are compared with codes, and the factor by which all their errors are too large.

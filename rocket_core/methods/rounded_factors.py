@@ -1,13 +1,13 @@
 """Low-rank candidates whose factors are integer codes."""
 
-from rocket_core import budget
 from rocket_core.candidates import Candidate
-from rocket_core.code_format import FACTOR_CODES, CodeFormat, factor_ranks
 from rocket_core.layers import LayerFactors
 from rocket_core.linalg.factor_rounding import RoundedFactors, round_factors
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.sampled_outputs import output_importance
+from rocket_core.sizes import budget
+from rocket_core.sizes.code_format import FACTOR_CODES, CodeFormat, factor_ranks
 
 # Squared errors are raised by this, so that one table serves all kinds of codes: compression lowers those of few atoms
 # by an eighth, of codes of the weight by a third (tiny-llama). Without it the knapsack takes too many such layers.

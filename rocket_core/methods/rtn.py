@@ -3,13 +3,13 @@
 import torch
 
 from rocket_core.candidates import Candidate
-from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, search_scales
 from rocket_core.linalg.rounding import round_to_nearest
 from rocket_core.methods.base import Method
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.quantized import candidate_of
-from rocket_core.target import ByFormat
+from rocket_core.sizes.code_format import CodeFormat
+from rocket_core.sizes.target import ByFormat
 
 
 class Rtn(Method):

@@ -28,10 +28,9 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.experts import unfuse
-from rocket_core.inspection import preconditions
-from rocket_core.inspection.footprint import positions
-from rocket_core.inspection.layer_names import advice_on_pattern, last_part
-from rocket_core.inspection.model_fields import HIDDEN_SIZES, find_number
+from rocket_core.inspection.checks import preconditions
+from rocket_core.inspection.headers.layer_names import advice_on_pattern, last_part
+from rocket_core.inspection.headers.model_fields import HIDDEN_SIZES, find_number, positions
 from rocket_core.layers import is_stock_linear
 from rocket_core.models.block_lists import (
     BlockList,

@@ -36,11 +36,11 @@ from rocket_core.errors import (
     RocketError,
     UnsupportedArchitectureError,
 )
-from rocket_core.inspection.model_fields import check_fields, problem_with_token
-from rocket_core.inspection.model_files import CONFIG_NAME, read_file, read_start
-from rocket_core.inspection.normalizers import check_expansion
-from rocket_core.inspection.preconditions import MAX_CONFIG_BYTES, parse_config
-from rocket_core.inspection.unsafe_settings import check_redirections, without_code
+from rocket_core.inspection.checks.preconditions import MAX_CONFIG_BYTES, parse_config
+from rocket_core.inspection.files.model_files import CONFIG_NAME, read_file, read_start
+from rocket_core.inspection.files.normalizers import check_expansion
+from rocket_core.inspection.files.unsafe_settings import check_redirections, without_code
+from rocket_core.inspection.headers.model_fields import check_fields, problem_with_token
 from rocket_core.system.time_limit import time_limit
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"

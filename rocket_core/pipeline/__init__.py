@@ -11,5 +11,8 @@ from rocket_core.pipeline.healing import heal
 from rocket_core.pipeline.progress import Progress
 from rocket_core.pipeline.run import compress, profile_model
 from rocket_core.pipeline.state.profile_cache import ProfileCache
+from rocket_core.report.notebook import show_in_notebooks
 
 __all__ = ["ProfileCache", "Progress", "compress", "evaluate_artifact", "heal", "profile_model"]
+
+show_in_notebooks()

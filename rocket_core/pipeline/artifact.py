@@ -7,7 +7,7 @@ from rocket_core.checkpoint import Checkpoint, ModelSource, open_checkpoint
 from rocket_core.errors import CheckpointFormatError, InvalidConfigError, ModelNotFoundError
 from rocket_core.evaluation import ModelFolder, open_model
 from rocket_core.exports.artifact_folder import read_report
-from rocket_core.inspection.model_files import CONFIG_NAME
+from rocket_core.inspection.files.model_files import CONFIG_NAME
 from rocket_core.layers import QUANT_METHOD
 from rocket_core.report.schema import CompressionReport
 

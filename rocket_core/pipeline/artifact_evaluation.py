@@ -9,7 +9,7 @@ from rocket_core.checkpoint import ModelSource
 from rocket_core.config import STAGES, CompressionConfig, Stage
 from rocket_core.errors import InvalidConfigError
 from rocket_core.exports.artifact_folder import read_report
-from rocket_core.inspection.hub import HubAccess, offline
+from rocket_core.hub.repository import HubAccess, offline
 from rocket_core.pipeline.artifact import check_original
 from rocket_core.pipeline.open_work import open_work
 from rocket_core.pipeline.preflight import prepare_run

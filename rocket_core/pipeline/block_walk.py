@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from rocket_core.calibration.expert_grams import ExpertInputs, find_experts
 from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups, sum_inputs
 from rocket_core.calibration.samples import CalibrationInputs
+from rocket_core.estimates.batch_size import tokens_per_batch
 from rocket_core.experts import visiting
-from rocket_core.inspection.batch_size import tokens_per_batch
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.models.block_calls import Activations, record_block_inputs, run_after, stand_ins
 from rocket_core.models.block_lists import BlockList

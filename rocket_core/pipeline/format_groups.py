@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from rocket_core.candidates import FormatGroup, LayerProfile
-from rocket_core.code_format import formats_for
 from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.experts import expert_projection, unfused_modules
 from rocket_core.pipeline.context import Run
+from rocket_core.sizes.code_format import formats_for
 
 
 def format_groups(run: Run, profiles: Sequence[LayerProfile]) -> tuple[FormatGroup, ...]:

@@ -8,14 +8,13 @@ from typing import Literal
 
 import torch
 
-from rocket_core import __version__
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import ModelSource
 from rocket_core.config import STAGES, WORK_FOLDER_NAME, CompressionConfig, HealingConfig, Stage
 from rocket_core.engines import ExportKind
 from rocket_core.errors import InvalidConfigError
 from rocket_core.evaluation import ModelFolder, open_model
-from rocket_core.inspection.hub import HubAccess, offline
+from rocket_core.hub.repository import HubAccess, offline
 from rocket_core.models.architecture import build_architecture, read_config
 from rocket_core.pipeline.artifact import Artifact, check_original, open_artifact, original_name
 from rocket_core.pipeline.open_work import open_work
@@ -38,6 +37,7 @@ from rocket_core.report.schema import CompressionReport, StageReport
 from rocket_core.schema import FrozenModel
 from rocket_core.system.devices import resolve_device
 from rocket_core.system.energy import EnergyMeter
+from rocket_core.version import __version__
 
 HealedExport = Literal["factored", "dense"]
 """Exports of a healed artifact."""

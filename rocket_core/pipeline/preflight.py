@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from rocket_core import __version__
 from rocket_core.calibration.inputs import open_source
 from rocket_core.calibration.media_text import MediaWithText
 from rocket_core.calibration.samples import CalibrationInputs
@@ -22,24 +21,23 @@ from rocket_core.errors import (
 )
 from rocket_core.experts import unknown_experts
 from rocket_core.exports.gguf_model import plan_gguf
-from rocket_core.inspection.block_lists import block_of
-from rocket_core.inspection.coded_weights import check_plain
-from rocket_core.inspection.dataset_names import local_path_of
-from rocket_core.inspection.engine_limits import check_engine
-from rocket_core.inspection.footprint import sample_positions
-from rocket_core.inspection.layer_names import last_part
-from rocket_core.inspection.media_lines import check_media, media_lines
-from rocket_core.inspection.model_advice import advice_on_folder
-from rocket_core.inspection.model_fields import check_sizes
-from rocket_core.inspection.model_files import CONFIG_NAME, companions, read_start
-from rocket_core.inspection.preconditions import (
+from rocket_core.inspection.checks.coded_weights import check_plain
+from rocket_core.inspection.checks.engine_limits import check_engine
+from rocket_core.inspection.checks.media_lines import check_media, media_lines
+from rocket_core.inspection.checks.preconditions import (
     DEFAULT_WINDOW_LENGTH,
     MAX_CONFIG_BYTES,
     check_calibration,
     check_config,
     parse_config,
 )
-from rocket_core.inspection.weight_summary import storage_dtype
+from rocket_core.inspection.files.dataset_names import local_path_of
+from rocket_core.inspection.files.model_advice import advice_on_folder
+from rocket_core.inspection.files.model_files import CONFIG_NAME, companions, read_start
+from rocket_core.inspection.headers.block_lists import block_of
+from rocket_core.inspection.headers.layer_names import last_part
+from rocket_core.inspection.headers.model_fields import check_sizes, sample_positions
+from rocket_core.inspection.headers.weight_summary import storage_dtype
 from rocket_core.models.architecture import (
     Architecture,
     build_architecture,
@@ -55,6 +53,7 @@ from rocket_core.pipeline.requirements import check_target
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.devices import compute_dtype, resolve_device
+from rocket_core.version import __version__
 
 
 def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:

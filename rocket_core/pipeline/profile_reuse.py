@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.errors import InsufficientDiskError
-from rocket_core.inspection.footprint import ResourceEstimate
+from rocket_core.estimates.footprint import ResourceEstimate
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.requirements import check_resources
 from rocket_core.pipeline.state.profile_cache import ProfileCache

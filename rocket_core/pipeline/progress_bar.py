@@ -8,6 +8,7 @@ from tqdm.auto import tqdm
 
 from rocket_core.config import stage_label
 from rocket_core.pipeline.progress import Progress
+from rocket_core.report.notebook import notebook_shell
 
 _STEPS = 1000
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
@@ -31,13 +32,7 @@ def shown_progress(on_progress: Callable[[Progress], None] | None) -> Iterator[C
 
 def is_watched() -> bool:
     """Return whether a person looks on: standard error is a terminal, or the code runs in a notebook."""
-    return sys.stderr.isatty() or _in_notebook()
-
-
-def _in_notebook() -> bool:
-    # IPython is imported in every notebook, and nothing else has to be.
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(shell).__name__ == "ZMQInteractiveShell"
+    return sys.stderr.isatty() or notebook_shell() is not None
 
 
 def _show(bar: "tqdm[None]", progress: Progress) -> None:

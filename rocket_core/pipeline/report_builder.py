@@ -3,21 +3,20 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rocket_core import budget
 from rocket_core.allocation import Allocation, layer_frontiers
 from rocket_core.allocation.predictor import ModelProfile
-from rocket_core.calibrated_text import CalibratedText
 from rocket_core.calibration.media_text import MediaWithText
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile
 from rocket_core.config import HUB_TASKS, CalibrationKind, CompressionConfig
-from rocket_core.inspection.dataset_names import local_path_of
+from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.format_groups import format_groups
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.profile import Profiled, objective_of
 from rocket_core.pipeline.state.records import RefinedBlock, RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.report.layer_description import layer_report
 from rocket_core.report.schema import (
     AllocationReport,
@@ -28,6 +27,7 @@ from rocket_core.report.schema import (
     LayerReport,
     TotalsReport,
 )
+from rocket_core.sizes import budget
 
 # Models of more layers are mixtures, whose report would mostly consist of frontiers.
 _MAX_FRONTIERS = 2000

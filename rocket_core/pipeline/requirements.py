@@ -10,35 +10,34 @@ from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.calibration.sensitivity import natural_loss
 from rocket_core.config import Stage
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError, InvalidConfigError
-from rocket_core.evaluation.models import predicts_tokens
-from rocket_core.inspection.batch_size import tokens_per_batch
-from rocket_core.inspection.benchmark_footprint import benchmark_footprint
-from rocket_core.inspection.duration import NOMINAL_SPEED, count_operations
-from rocket_core.inspection.evaluation_duration import EvaluationSizes
-from rocket_core.inspection.evaluation_footprint import evaluation_footprint
-from rocket_core.inspection.feasibility import reach_of_layers
-from rocket_core.inspection.footprint import (
+from rocket_core.estimates.batch_size import tokens_per_batch
+from rocket_core.estimates.duration import NOMINAL_SPEED, count_operations
+from rocket_core.estimates.evaluation_duration import EvaluationSizes
+from rocket_core.estimates.footprint import (
     ModelShape,
     ResourceEstimate,
     Workload,
+    benchmark_footprint,
     estimate_footprint,
-    input_bytes,
+    evaluation_footprint,
 )
-from rocket_core.inspection.healing_footprint import healing_footprint
-from rocket_core.inspection.model_fields import active_part
-from rocket_core.inspection.tower_footprint import TowerShape, patch_numbers, tower_workload
+from rocket_core.estimates.healing_footprint import healing_footprint
+from rocket_core.estimates.tower_footprint import TowerShape, patch_numbers, tower_workload
+from rocket_core.evaluation.models import predicts_tokens
+from rocket_core.inspection.checks.feasibility import reach_of_layers
+from rocket_core.inspection.headers.model_fields import active_part, input_bytes
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
 from rocket_core.pipeline.stages.healing_plan import HealingPlan
-from rocket_core.reachability import Reach
+from rocket_core.sizes.reachability import Reach
+from rocket_core.sizes.target import ByFormat
 from rocket_core.system.devices import free_memory
 from rocket_core.system.machine import free_disk, gibibytes
-from rocket_core.target import ByFormat
 
 
 def estimate_resources(run: Run, windows: int, inputs: CalibrationInputs | None = None) -> ResourceEstimate:
-    """Estimate memory and disk from the model's shapes; see `rocket_core.inspection.footprint`.
+    """Estimate memory and disk from the model's shapes; see `rocket_core.estimates.footprint`.
 
     Args:
         run: the run.

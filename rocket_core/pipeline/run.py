@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rocket_core import __version__
 from rocket_core.allocation import chosen
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
@@ -17,7 +16,7 @@ from rocket_core.errors import (
     InfeasibleBudgetError,
     InvalidConfigError,
 )
-from rocket_core.inspection.hub import HubAccess, offline
+from rocket_core.hub.repository import HubAccess, offline
 from rocket_core.linalg.rough_products import fast_products
 from rocket_core.pipeline.open_work import open_work
 from rocket_core.pipeline.preflight import prepare_run, run_identity
@@ -53,8 +52,9 @@ from rocket_core.pipeline.state.profile_cache import ProfileCache
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import CompressionReport, StageReport
+from rocket_core.sizes.target import Target
 from rocket_core.system.energy import EnergyMeter
-from rocket_core.target import Target
+from rocket_core.version import __version__
 
 
 def compress(

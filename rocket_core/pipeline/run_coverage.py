@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from rocket_core.coverage import Coverage, coverage
+from rocket_core.estimates.coverage import Coverage, coverage
 from rocket_core.pipeline.context import Run
 
 

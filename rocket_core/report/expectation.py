@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from rocket_core.calibrated_text import CalibratedText
+from rocket_core.report.calibrated_text import CalibratedText
 
 MEASURED_OF_PREDICTED = (0.5, 3.0)
 """The least and the most that measured increases of the loss were of predicted ones, but for `NOISE`, on the models of

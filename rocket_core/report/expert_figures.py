@@ -5,8 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rocket_core.budget import kept_fraction
 from rocket_core.report.schema import LayerReport
+from rocket_core.sizes.budget import kept_fraction
 
 Value = str | int | float | None
 Row = dict[str, Value]

@@ -11,13 +11,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from rocket_core.budget import bits_per_weight, kept_fraction, sparsity
 from rocket_core.candidates import CODE_KINDS, Candidate, SizePoint
 from rocket_core.config import Objective, stage_label
 from rocket_core.report.expert_figures import MapEntry, Row, Value, combined_experts, expert_rows
 from rocket_core.report.layer_places import LayerShape, Place, places_of
 from rocket_core.report.schema import CompressionReport, LayerReport
 from rocket_core.schema import FrozenModel
+from rocket_core.sizes.budget import bits_per_weight, kept_fraction, sparsity
 
 ColumnKind = Literal["text", "count", "fraction", "number", "seconds", "bytes", "energy"]
 

@@ -1,8 +1,8 @@
 """Description of a layer in a report, from its profile and what became of it."""
 
-from rocket_core.budget import achieved_ratio, bits_per_weight, sparsity
 from rocket_core.candidates import CODE_KINDS, Candidate, FrontierPoint, LayerProfile
 from rocket_core.report.schema import LayerOutcome, LayerReport
+from rocket_core.sizes.budget import achieved_ratio, bits_per_weight, sparsity
 
 
 def layer_report(

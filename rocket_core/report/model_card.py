@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import assert_never
 
-from rocket_core.budget import remaining_parameters
 from rocket_core.candidates import CODE_KINDS
 from rocket_core.config import SYNTHETIC_DATASET
 from rocket_core.engines import ExportKind
-from rocket_core.inspection.model_files import read_start
+from rocket_core.inspection.files.model_files import read_start
 from rocket_core.report.quality import quality_rows
 from rocket_core.report.run_commands import run_commands
 from rocket_core.report.schema import CalibrationReport, CompressionReport
 from rocket_core.report.speed import SPEED_COLUMNS, speed_rows
-from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio
+from rocket_core.sizes.budget import remaining_parameters
+from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByRatio
 
 # How much of the original's card is read: the licence is in its first lines.
 _CARD_BYTES = 2**20

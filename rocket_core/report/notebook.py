@@ -1,22 +1,36 @@
 """Reports as notebooks show them: a few small tables."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rocket_core.report.formatting import bytes_text
 from rocket_core.report.headlines import headlines
 from rocket_core.report.quality import quality_rows
-from rocket_core.report.speed import SPEED_COLUMNS, speed_rows
-
-if TYPE_CHECKING:
-    from rocket_core.report.schema import CompressionReport
-    from rocket_core.report.speed import SpeedReport
+from rocket_core.report.schema import CompressionReport
+from rocket_core.report.speed import SPEED_COLUMNS, SpeedReport, speed_rows
 
 _LEFT = ' style="text-align:left"'
 
 
-def compression_html(report: "CompressionReport") -> str:
+def notebook_shell() -> Any | None:
+    """Return the shell of the notebook that this process runs for; None if it runs for none."""
+    # IPython is imported in every notebook, and nothing else has to be.
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell if type(shell).__name__ == "ZMQInteractiveShell" else None
+
+
+def show_in_notebooks() -> None:
+    """Have the notebook that this process runs for show reports as tables; a no-op without one."""
+    shell = notebook_shell()
+    if shell is not None:
+        html = shell.display_formatter.formatters["text/html"]
+        html.for_type(CompressionReport, compression_html)
+        html.for_type(SpeedReport, speed_html)
+
+
+def compression_html(report: CompressionReport) -> str:
     """Return a compression's size, quality and time, its files, and what was measured of them."""
     summary = [(one.name, one.value, one.detail) for one in headlines(report)]
     files = [("original", bytes_text(report.totals.dense_bytes))]
@@ -33,13 +47,7 @@ def compression_html(report: "CompressionReport") -> str:
     return "".join(parts)
 
 
-def compression_text(report: "CompressionReport") -> str:
-    """Return the same size, quality and time as lines of text."""
-    lines = [f"{one.name}: {one.value}; {one.detail}" for one in headlines(report)]
-    return "\n".join([f"{report.model}, {report.change_text}", *lines])
-
-
-def speed_html(report: "SpeedReport") -> str:
+def speed_html(report: SpeedReport) -> str:
     """Return a measurement of speed as a table."""
     return table_html(f"Speed: {report.conditions}", SPEED_COLUMNS, speed_rows(report))
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rocket_core.budget import kept_fraction
 from rocket_core.candidates import CODE_KINDS
 from rocket_core.report.figures import (
     Column,
@@ -14,6 +13,7 @@ from rocket_core.report.figures import (
 )
 from rocket_core.report.layer_groups import summarize_layers
 from rocket_core.report.schema import CompressionReport, LayerReport
+from rocket_core.sizes.budget import kept_fraction
 
 _KEPT_MEASURES: Mapping[str, str] = {
     "kept_fraction": "the fraction of its parameters that is left",

@@ -5,18 +5,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rocket_core.calibrated_text import CalibratedText
 from rocket_core.candidates import CODE_KINDS, CandidateKind, FrontierPoint
-from rocket_core.code_format import CodeBits, ScaleBits
-from rocket_core.config import BudgetUnit, CalibrationKind, CompressionConfig, Objective
-from rocket_core.coverage import Coverage
+from rocket_core.config import CalibrationKind, CompressionConfig, Objective
 from rocket_core.engines import ExportKind
-from rocket_core.gguf_types import BlockType
+from rocket_core.estimates.coverage import Coverage
+from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.report.formatting import bytes_text, kwh_text, percent_text
 from rocket_core.report.healing import HealingReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.speed import SpeedReport
 from rocket_core.schema import FrozenModel
+from rocket_core.sizes.block_types import BlockType
+from rocket_core.sizes.budget import BudgetUnit
+from rocket_core.sizes.code_format import CodeBits, ScaleBits
 
 
 class StageEnergy(FrozenModel):
@@ -274,22 +275,12 @@ class CompressionReport(FrozenModel):
     speed: SpeedReport | None = None
     """speed and memory of the original and of each artifact; None if none was measured, and in older reports."""
 
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
-        from rocket_core.report.notebook import compression_html
-
-        return compression_html(self)
-
-    def __str__(self) -> str:
-        """Return size, quality and time in a few lines; all numbers are in the fields."""
-        from rocket_core.report.notebook import compression_text
-
-        return compression_text(self)
-
     def __repr__(self) -> str:
         """Return one line, as an interpreter shows a result whose fields would fill pages."""
         sizes = f"{bytes_text(self.totals.dense_bytes)} → {bytes_text(self.totals.stored_bytes)}"
         return f"<{type(self).__name__} of {self.model}: {sizes}, {self.change_text}>"
+
+    __str__ = __repr__
 
     @property
     def experts(self) -> dict[str, int]:

@@ -98,12 +98,6 @@ class SpeedReport(FrozenModel):
             raise ValueError("the first model is the one that the others are compared with: its ratios are 1")
         return self
 
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
-        from rocket_core.report.notebook import speed_html
-
-        return speed_html(self)
-
     @property
     def conditions(self) -> str:
         """How it was measured, as a phrase."""

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocket_core.errors import CheckpointFormatError, InvalidConfigError, ModelNotFoundError
-from rocket_core.inspection.model_files import CONFIG_NAME, read_start, vet_folder
-from rocket_core.inspection.preconditions import MAX_CONFIG_BYTES, parse_config
-from rocket_core.inspection.safetensors_headers import local_weight_files
+from rocket_core.inspection.checks.preconditions import MAX_CONFIG_BYTES, parse_config
+from rocket_core.inspection.files.model_files import CONFIG_NAME, read_start, vet_folder
+from rocket_core.inspection.files.safetensors_headers import local_weight_files
 from rocket_core.report.speed import Packing, Runtime
 
 GGUF_SUFFIX = ".gguf"

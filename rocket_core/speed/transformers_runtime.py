@@ -11,7 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 import rocket_core.hf  # noqa: F401 - teaches transformers to load compressed folders
 from rocket_core.errors import UnsupportedArchitectureError
 from rocket_core.evaluation import load_model, open_model
-from rocket_core.inspection.footprint import positions
+from rocket_core.inspection.headers.model_fields import positions
 from rocket_core.report.speed import RoundTimes
 from rocket_core.speed.messages import Load, Loaded, Measure
 from rocket_core.system.devices import resolve_device

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import networkx
 import pytest
 
 import rocket_core
@@ -15,18 +16,19 @@ PACKAGES = ("app", "migrations", "rocket_cli", "rocket_client", "rocket_core", "
 SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 WITHOUT_TORCH = (
     "allocation",
-    "budget",
     "candidates",
     "config",
     "errors",
-    "inspection.feasibility",
-    "inspection.hub",
-    "inspection.preconditions",
-    "inspection.safetensors_headers",
-    "reachability",
+    "estimates.estimate",
+    "hub.repository",
+    "inspection.checks.feasibility",
+    "inspection.checks.preconditions",
+    "inspection.files.safetensors_headers",
+    "sizes.budget",
+    "sizes.reachability",
     "report.html",
     "report.schema",
-    "target",
+    "sizes.target",
 )
 
 
@@ -82,6 +84,36 @@ def test_files_and_functions_have_limited_length():
             if function.end_lineno - first.lineno + 1 > 50:
                 too_long.append(f"{file.relative_to(ROOT)}: {function.name}")
     assert too_long == []
+
+
+def imported_modules(tree):
+    """Return all that a module imports, also within functions and for type checkers only."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_no_modules_import_each_other():
+    # A package's __init__ only passes names on.
+    modules = {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in SOURCES if file.name != "__init__.py"
+    }
+    graph = networkx.DiGraph(
+        (name, other)
+        for name, file in modules.items()
+        for other in imported_modules(parsed(file))
+        if other in modules and other != name
+    )
+    assert [cycle for cycle in networkx.strongly_connected_components(graph) if len(cycle) > 1] == []
+
+
+def test_rooms_and_loose_modules_are_few():
+    inside = [path for path in (ROOT / "rocket_core").iterdir() if path.name not in {"__init__.py", "py.typed"}]
+    assert len([path for path in inside if path.suffix == ".py"]) <= 6
+    assert len([path for path in inside if (path / "__init__.py").exists()]) <= 24
 
 
 def test_no_dict_literal_has_a_duplicate_key():

@@ -11,7 +11,7 @@ from benchmarks.bits import bars, planned, table, timed
 from benchmarks.half_precision import copy_in_half_precision
 from benchmarks.measured_runs import Results, saved_runs, stored_bytes
 from rocket_core.config import compression_config
-from rocket_core.target import ByBytes, ByFormat, ByRatio
+from rocket_core.sizes.target import ByBytes, ByFormat, ByRatio
 from tests.reference.tiny_models import save_tiny_model
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from rocket_core.gguf_types import BLOCK_TYPES, block_types_for
+from rocket_core.sizes.block_types import BLOCK_TYPES, block_types_for
 from tests.reference.tiny_models import byte_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -4,8 +4,8 @@ import itertools
 
 from hypothesis import strategies as st
 
-from rocket_core import budget
 from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
+from rocket_core.sizes import budget
 
 ITEMSIZE = 2
 KINDS = ("low_rank", "factored", "sparse")

@@ -8,10 +8,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.pytorch_utils import Conv1D
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.layers import LayerFactors, StoredLinear, compose_weight, round_values
 from rocket_core.linalg.integer_codes import RoundedWeight, search_scales
 from rocket_core.linalg.rounding import round_to_nearest
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.tiny_models import FAMILIES
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("query", "key", "value"))

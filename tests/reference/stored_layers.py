@@ -2,9 +2,9 @@
 
 import torch
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.layers import FactorizedLinear, LayerFactors, QuantizedLinear, SparseLinear, layer_tensors
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
+from rocket_core.sizes.code_format import CodeFormat
 
 D_IN, RANK, D_OUT = 7, 11, 5
 

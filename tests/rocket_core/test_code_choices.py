@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.shared.requests import JobRequest
-from rocket_core.code_format import (
+from rocket_core.config import KINDS, compression_config
+from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
+from rocket_core.inspection.checks.feasibility import check_any_selection, reach_of_layers
+from rocket_core.inspection.headers.weight_summary import WeightSummary
+from rocket_core.layers.code_stream import coded_bytes
+from rocket_core.sizes.code_format import (
     ANY_CODES,
     CODE_BITS,
     MEMORY_GROUPS,
@@ -19,12 +24,7 @@ from rocket_core.code_format import (
     fewest_coded_bytes,
     formats_for,
 )
-from rocket_core.config import KINDS, compression_config
-from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
-from rocket_core.inspection.feasibility import check_any_selection, reach_of_layers
-from rocket_core.inspection.weight_summary import WeightSummary
-from rocket_core.layers.code_stream import coded_bytes
-from rocket_core.target import ByBits
+from rocket_core.sizes.target import ByBits
 
 SIZES = (0, 8, 16, 32, 64, 128)
 BYTES = {"ratio": 0.5, "budget": "bytes"}

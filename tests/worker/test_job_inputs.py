@@ -18,7 +18,7 @@ from app.shared.repositories import jobs, sources, uploads
 from app.shared.repositories.uploads import NewUpload
 from app.shared.requests import HealingRequest, JobRequest
 from rocket_core.config import STAGES
-from rocket_core.inspection import hub_cache
+from rocket_core.hub import cache as hub_cache
 from rocket_core.report.schema import CompressionReport
 from tests.reference.fake_hub import FakeHub
 from tests.reference.tiny_models import save_tiny_model

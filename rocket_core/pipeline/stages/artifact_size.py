@@ -11,18 +11,18 @@ from rocket_core.allocation import Allocation
 from rocket_core.allocation.predictor import Predictor
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import TensorPlan, checkpoint_bytes, plan_tensor
-from rocket_core.code_format import coded_format
 from rocket_core.exports import compressed_tensors
 from rocket_core.exports.gguf_file import ALIGNMENT
 from rocket_core.exports.gguf_model import GgufPlan
 from rocket_core.exports.gguf_writer import gguf_storage
-from rocket_core.gguf_types import BlockType
-from rocket_core.inspection.header_size import header_bytes, stored_parts
+from rocket_core.inspection.headers.header_size import header_bytes, stored_parts
 from rocket_core.layers import mask_shape
 from rocket_core.layers.code_tensors import code_shapes
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.export import plan_untouched
-from rocket_core.target import ByBytes
+from rocket_core.sizes.block_types import BlockType
+from rocket_core.sizes.code_format import coded_format
+from rocket_core.sizes.target import ByBytes
 
 # Each round uses the bytes that the previous one left; names and offsets hardly change after the second.
 _ROUNDS = 6

@@ -8,11 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.budget import Shape
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import CODE_KINDS
+from rocket_core.estimates.duration import layer_parts
 from rocket_core.exports.gguf_blocks import pack_blocks
-from rocket_core.inspection.duration import layer_parts
 from rocket_core.layers import (
     LayerEntry,
     LayerFactors,
@@ -37,6 +36,7 @@ from rocket_core.pipeline.stages.stored_weight import block_key
 from rocket_core.pipeline.stages.units import CompressionUnit, shared_name
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerOutcome
+from rocket_core.sizes.budget import Shape
 from rocket_core.system.process_memory import return_freed_memory
 
 # Kinds that are computed from the Gram matrix of the input alone; the others from the eigenbasis.

@@ -5,7 +5,7 @@ from pathlib import Path
 from rocket_core.checkpoint import ModelSource, find_model
 from rocket_core.checkpoint.download import download_model
 from rocket_core.config import CompressionConfig
-from rocket_core.inspection.hub import HubAccess
+from rocket_core.hub.repository import HubAccess
 from rocket_core.pipeline.progress import Monitor
 
 

@@ -29,7 +29,7 @@ from rocket_core.evaluation import (
     read_prompts,
     read_text,
 )
-from rocket_core.inspection.dataset_names import local_path_of
+from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.healing_plan import windows_to_draw

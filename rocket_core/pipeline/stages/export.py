@@ -17,7 +17,6 @@ from rocket_core.checkpoint import (
     write_checkpoint,
 )
 from rocket_core.checkpoint.reader import DTYPES
-from rocket_core.code_format import CodeFormat
 from rocket_core.engines import ExportKind
 from rocket_core.errors import FaultyResultError
 from rocket_core.experts import expert_projection, unfused_modules
@@ -36,6 +35,7 @@ from rocket_core.pipeline.stages.stored_weight import (
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
 from rocket_core.report.schema import ExportReport, LayerReport
+from rocket_core.sizes.code_format import CodeFormat
 from rocket_core.system.files import DifferentContentError, Opener, atomic_write, compared
 
 StoredExport = Literal["factored", "dense", "compressed-tensors"]

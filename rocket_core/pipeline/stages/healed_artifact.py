@@ -14,8 +14,8 @@ from rocket_core.checkpoint import TensorEntry, open_checkpoint, plan_copy, writ
 from rocket_core.checkpoint.reader import read_header
 from rocket_core.errors import FaultyResultError
 from rocket_core.evaluation import ModelFolder, load_model, open_model
-from rocket_core.inspection.model_files import CONFIG_NAME, companions, copy_file, read_file
-from rocket_core.inspection.safetensors_headers import INDEX_NAME
+from rocket_core.inspection.files.model_files import CONFIG_NAME, companions, copy_file, read_file
+from rocket_core.inspection.files.safetensors_headers import INDEX_NAME
 from rocket_core.pipeline.result_faults import naming_faults
 from rocket_core.system.files import Opener, atomic_write, compared
 

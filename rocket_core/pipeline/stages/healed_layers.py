@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from rocket_core.checkpoint import TensorEntry
 from rocket_core.config import CompressionConfig
 from rocket_core.evaluation import open_model
-from rocket_core.inspection.preconditions import DEFAULT_WINDOW_LENGTH
+from rocket_core.inspection.checks.preconditions import DEFAULT_WINDOW_LENGTH
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.export import write_unhealed

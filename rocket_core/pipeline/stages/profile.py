@@ -10,7 +10,7 @@ from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
 from rocket_core.config import CompressionConfig, Objective
-from rocket_core.inspection.duration import layer_parts
+from rocket_core.estimates.duration import layer_parts
 from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import Method
@@ -23,8 +23,8 @@ from rocket_core.pipeline.stages.token_tables import NEVER_CALLED, profile_table
 from rocket_core.pipeline.stages.units import shared_name
 from rocket_core.pipeline.state.records import BlockRecord
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 from rocket_core.system.process_memory import return_freed_memory
-from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rocket_core.calibrated_text import CalibratedText
 from rocket_core.calibration.expert_sensitivities import with_another_token
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.calibration.sensitivity import (
@@ -29,6 +28,7 @@ from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.gradient_tensors import Gradients, batch_key, gradient_tensors, read_gradients
 from rocket_core.pipeline.state.tensor_cache import StateCache, StateKind
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.system.process_memory import return_freed_memory
 
 # A backward pass holds about thirty numbers per token and hidden unit; for this many tokens they take less memory than

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from rocket_core.checkpoint import TensorEntry
 from rocket_core.exports.gguf_blocks import unpack_blocks
-from rocket_core.gguf_types import BLOCK_TYPES, BlockType
 from rocket_core.layers import LayerEntry, check_codes, compose_weight, entry_codes, unpack_codes, unpack_coefficients
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.models.architecture import oriented_weight
@@ -14,6 +13,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.sizes.block_types import BLOCK_TYPES, BlockType
 
 
 def stored_tensors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:

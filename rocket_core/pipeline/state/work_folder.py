@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from rocket_core.allocation import Allocation
-from rocket_core.calibrated_text import CalibratedText
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.calibration.sensitivity import Sensitivity
 from rocket_core.candidates import LayerProfile
@@ -30,6 +29,7 @@ from rocket_core.pipeline.state.files import (
     write_text,
 )
 from rocket_core.pipeline.state.records import BlockRecord, EvaluationRecord, RefinedBlock, RunIdentity
+from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import LayerOutcome, StageReport
 from rocket_core.report.speed import SpeedReport

@@ -24,7 +24,7 @@ from rocket_core.errors import (
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
-from rocket_core.inspection.weight_summary import WeightSummary
+from rocket_core.inspection.headers.weight_summary import WeightSummary
 from tests.reference.safetensors_files import save_llama
 
 REQUEST = JobRequest(model_id="local/tiny", ratio=0.3)

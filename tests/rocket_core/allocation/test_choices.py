@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_core.allocation import allocate, chosen, layer_frontiers, reachable_ratio
-from rocket_core.budget import parameter_budget
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
+from rocket_core.sizes.budget import parameter_budget
 from tests.reference import choices as reference
 from tests.reference.choices import ITEMSIZE, models
 from tests.sampling import examples

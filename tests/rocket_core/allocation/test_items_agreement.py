@@ -6,8 +6,8 @@ import random
 import pytest
 
 from rocket_core.allocation import Allocator, chosen
-from rocket_core.budget import parameter_budget
 from rocket_core.candidates import Candidate, FormatGroup, LayerProfile
+from rocket_core.sizes.budget import parameter_budget
 
 WAYS = [(4, 32), (4, 64), (8, 32)]
 

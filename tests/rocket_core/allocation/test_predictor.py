@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import InfeasibleBudgetError
-from rocket_core.target import ByBits
+from rocket_core.sizes.target import ByBits
 from tests.reference import choices as reference
 from tests.reference.choices import ITEMSIZE, models
 from tests.sampling import examples

@@ -19,7 +19,7 @@ from rocket_core.calibration.datasets import (
 )
 from rocket_core.config import HUB_DATASETS
 from rocket_core.errors import CalibrationError, EmptyCalibrationError, HubUnavailableError, UnknownDatasetError
-from rocket_core.inspection.dataset_names import local_path_of
+from rocket_core.inspection.files.dataset_names import local_path_of
 
 ROOT = Path(__file__).parents[3]
 HELD_OUT_FILE = ROOT / "examples" / "tiny-llama" / "heldout.txt"

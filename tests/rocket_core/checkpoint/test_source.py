@@ -17,7 +17,7 @@ from rocket_core.errors import (
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
-from rocket_core.inspection.hub import HubAccess
+from rocket_core.hub.repository import HubAccess
 from tests.reference.fake_hub import COMMIT, FakeHub
 from tests.reference.safetensors_files import llama_tensors, safetensors_bytes
 from tests.reference.tiny_models import save_tiny_model

@@ -1,11 +1,11 @@
 import pytest
 
-from rocket_core.code_format import fewest_bytes, formats_for
 from rocket_core.config import compression_config
-from rocket_core.engines.llama_cpp import LLAMA_CPP
+from rocket_core.engines import LLAMA_CPP
 from rocket_core.errors import InvalidConfigError
 from rocket_core.exports.gguf_families import FAMILIES
-from rocket_core.gguf_types import BLOCK_FORMATS
+from rocket_core.sizes.block_types import BLOCK_FORMATS
+from rocket_core.sizes.code_format import fewest_bytes, formats_for
 
 
 def test_families_are_those_that_can_be_written():

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocket_core.code_format import fewest_bytes, formats_for
-from rocket_core.engines import ENGINES, ROCKET
-from rocket_core.engines.vllm import VLLM
+from rocket_core.engines import ENGINES, ROCKET, VLLM
+from rocket_core.sizes.code_format import fewest_bytes, formats_for
 
 
 def formats(d_in):

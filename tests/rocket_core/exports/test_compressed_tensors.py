@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rocket_core.code_format import formats_for
-from rocket_core.engines.vllm import VLLM
+from rocket_core.engines import VLLM
 from rocket_core.exports.compressed_tensors import plan_layer, quantization_config
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
+from rocket_core.sizes.code_format import formats_for
 
 ct = pytest.importorskip("compressed_tensors")
 SHAPE = (256, 24)

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_core.exports.gguf_blocks import pack_blocks, unpack_blocks
-from rocket_core.gguf_types import BLOCK_FORMATS, BLOCK_TYPES
 from rocket_core.linalg.block_codes import BlockScales, BlockWeight
 from rocket_core.linalg.block_scales import search_block_scales
 from rocket_core.linalg.rounding import round_to_nearest
+from rocket_core.sizes.block_types import BLOCK_FORMATS, BLOCK_TYPES
 from tests.reference.llama_cpp import dequantize, quantize
 
 

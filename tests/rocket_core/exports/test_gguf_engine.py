@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rocket_core.exports.gguf_blocks import pack_blocks
 from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.exports.gguf_writer import GgufSource, write_model
-from rocket_core.gguf_types import BLOCK_FORMATS, block_types_for
 from rocket_core.linalg.block_scales import search_block_scales
 from rocket_core.linalg.rounding import round_to_nearest
+from rocket_core.sizes.block_types import BLOCK_FORMATS, block_types_for
 from tests.reference import gguf_models
 from tests.reference.llama_cpp import Engine
 

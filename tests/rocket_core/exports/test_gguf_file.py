@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_core.exports.gguf_file import GgufTensor, GgufValue, gguf_bytes, storage_bytes, write_gguf
-from rocket_core.gguf_types import BLOCK_TYPES
+from rocket_core.sizes.block_types import BLOCK_TYPES
 
 STORAGES = ("F32", "F16", "BF16", *BLOCK_TYPES)
 VALUES = {

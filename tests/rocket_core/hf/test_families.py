@@ -6,9 +6,9 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 from transformers.pytorch_utils import Conv1D
 
-from rocket_core import budget
 from rocket_core.hf import disk_names
 from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.sizes import budget
 from tests.reference.factored_models import (
     ARTIFACTS,
     INPUT_IDS,

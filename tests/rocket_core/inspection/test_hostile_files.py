@@ -14,30 +14,29 @@ from hypothesis import strategies as st
 
 from rocket_core.config import CompressionConfig, compression_config
 from rocket_core.errors import InvalidConfigError, RocketError, UnmatchedIgnoreError
-from rocket_core.inspection.feasibility import check_any_selection
-from rocket_core.inspection.footprint import (
-    Workload,
-    describe_model,
-    estimate_footprint,
-    input_bytes,
-    positions,
-    sample_positions,
-)
-from rocket_core.inspection.healing_footprint import vocabulary
-from rocket_core.inspection.model_fields import check_fields, check_sizes
-from rocket_core.inspection.model_reach import reach_of_headers
-from rocket_core.inspection.preconditions import (
+from rocket_core.estimates.footprint import Workload, describe_model, estimate_footprint
+from rocket_core.estimates.healing_footprint import vocabulary
+from rocket_core.inspection.checks.feasibility import check_any_selection
+from rocket_core.inspection.checks.model_reach import reach_of_headers
+from rocket_core.inspection.checks.preconditions import (
     MAX_CONFIG_BYTES,
     check_config,
     check_ignore,
     check_weights,
-    input_kind,
     parse_config,
     window_length,
 )
-from rocket_core.inspection.safetensors_headers import header_length, parse_header
-from rocket_core.inspection.weight_summary import sum_summaries, summarize
-from rocket_core.target import ByRatio
+from rocket_core.inspection.files.safetensors_headers import header_length, parse_header
+from rocket_core.inspection.headers.model_fields import (
+    check_fields,
+    check_sizes,
+    input_bytes,
+    input_kind,
+    positions,
+    sample_positions,
+)
+from rocket_core.inspection.headers.weight_summary import sum_summaries, summarize
+from rocket_core.sizes.target import ByRatio
 from tests.reference.hostile_files import (
     CONFIGS,
     HEADERS,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rocket_core.calibration.inputs import open_source
 from rocket_core.checkpoint import WeightLoader, open_checkpoint
 from rocket_core.errors import RocketError
-from rocket_core.inspection.model_fields import check_sizes
-from rocket_core.inspection.preconditions import check_config, parse_config
+from rocket_core.inspection.checks.preconditions import check_config, parse_config
+from rocket_core.inspection.headers.model_fields import check_sizes
 from rocket_core.models.architecture import build_architecture, read_config
 from rocket_core.models.pretrained import check_settings, tokenize
 from tests.reference.tiny_models import save_tiny_model

@@ -2,17 +2,17 @@
 
 import pytest
 import torch
+from tests.rocket_core.inspection.checks.test_preconditions import MORE, described, save
 
 from rocket_core.checkpoint import find_model
 from rocket_core.config import compression_config
 from rocket_core.errors import UnmatchedIgnoreError, UnsupportedArchitectureError
-from rocket_core.inspection.layer_names import PREFIXES
-from rocket_core.inspection.preconditions import check_ignore
+from rocket_core.inspection.checks.preconditions import check_ignore
+from rocket_core.inspection.headers.layer_names import PREFIXES
 from rocket_core.models.architecture import build_architecture, ignored_layers, read_config
 from rocket_core.models.token_tables import token_modules
 from rocket_core.pipeline.preflight import prepare_run
 from tests.reference.tiny_models import FAMILIES, save_tiny_model
-from tests.rocket_core.inspection.test_preconditions import MORE, described, save
 
 BYTES = {"target_bytes": 10**8, "kinds": ("quantized",), "calibration": {"samples": 1, "sequence_length": 8}}
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.layers.code_layouts import layout_of, multiply, multiply_codes
 from rocket_core.layers.code_table import TableLayout
 from rocket_core.layers.int4_table import Int4Layout, kernel_outputs
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.stored_layers import make_rounded
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

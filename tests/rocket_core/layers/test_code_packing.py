@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.budget import packed_bytes
 from rocket_core.layers.code_packing import pack_integers, unpack_integers, unpack_rows
+from rocket_core.sizes.budget import packed_bytes
 
 BITS = range(2, 9)
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError
 from rocket_core.layers import LayerEntry, QuantizedLinear, layer_tensors, read_entries
 from rocket_core.layers.code_stream import decode_codes, encode_codes
 from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.stored_layers import make_rounded
 
 CODES = st.lists(st.integers(-127, 127) | st.integers(-2, 2), min_size=1, max_size=300)

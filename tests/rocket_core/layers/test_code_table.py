@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from rocket_core.code_format import CODE_BITS, CodeFormat
 from rocket_core.layers import code_table
 from rocket_core.layers.code_table import TableLayout
+from rocket_core.sizes.code_format import CODE_BITS, CodeFormat
 from tests.reference.stored_layers import make_rounded, rounded_weight
 from tests.sampling import sweep
 

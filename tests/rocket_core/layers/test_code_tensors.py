@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core import budget
-from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CorruptCheckpointError
 from rocket_core.layers import LayerEntry, layer_tensors, unpack_codes
 from rocket_core.layers.code_tensors import check_codes
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
+from rocket_core.sizes import budget
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.stored_layers import D_IN, D_OUT, EXPONENT, QUANTIZED, make_rounded, rounded_weight
 
 FORMATS = st.builds(

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError
 from rocket_core.layers import (
     CodedFactorizedLinear,
@@ -19,6 +18,7 @@ from rocket_core.layers import (
     read_entries,
     round_values,
 )
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.stored_layers import D_IN, D_OUT, KINDS, RANK, make_factors
 
 KINDS_OF_CODES = [(kind, bits) for kind in KINDS for bits in (4, 8)]

@@ -3,9 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core import budget
 from rocket_core.errors import InvalidConfigError
 from rocket_core.layers import LayerFactors, approximation, compose_weight, layer_tensors
+from rocket_core.sizes import budget
 from tests.reference.stored_layers import (
     ALL_KINDS,
     KINDS,

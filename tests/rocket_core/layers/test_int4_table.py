@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.layers import int4_table
 from rocket_core.layers.int4_table import Int4Layout, kernel_outputs
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.stored_layers import make_rounded, rounded_weight
 
 pytestmark = pytest.mark.skipif(kernel_outputs() is None, reason="needs AVX2 or AVX-512")

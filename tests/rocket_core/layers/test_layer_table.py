@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CheckpointFormatError
 from rocket_core.layers import LayerEntry, format_version, quantization_config, read_entries
+from rocket_core.sizes.code_format import CodeFormat
 
 OWNER = {"rank": 4, "nnz": 9}
 FOLLOWER = {"rank": 4, "nnz": 7, "dictionary": "q"}

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CorruptCheckpointError, RocketError
 from rocket_core.layers import QuantizedEmbedding, TiedLinear, layer_tensors
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.stored_layers import EXPONENT, QUANTIZED, make_rounded, rounded_weight
 
 TOKENS, HIDDEN = 23, 12

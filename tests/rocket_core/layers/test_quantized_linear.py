@@ -3,9 +3,9 @@ import copy
 import pytest
 import torch
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CorruptCheckpointError, RocketError
 from rocket_core.layers import QuantizedLinear, layer_tensors
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.stored_layers import D_IN, D_OUT, EXPONENT, QUANTIZED, as_tensors, make_layer, make_rounded
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from rocket_core.code_format import CODE_BITS, CodeFormat
 from rocket_core.errors import CorruptCheckpointError, RocketError
 from rocket_core.layers import QuantizedLinear, layer_tensors, quantized_linear
 from rocket_core.layers.int4_table import Int4Layout, kernel_outputs
+from rocket_core.sizes.code_format import CODE_BITS, CodeFormat
 from tests.reference.stored_layers import (
     D_IN,
     D_OUT,

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from rocket_core.gguf_types import BLOCK_FORMATS, BLOCK_TYPES
 from rocket_core.linalg.block_codes import in_half
 from rocket_core.linalg.block_rounding import refit_block_scales, round_to_blocks
 from rocket_core.linalg.block_scales import search_block_scales
 from rocket_core.linalg.rounding import gptq, gptq_each, improve, round_to_nearest
+from rocket_core.sizes.block_types import BLOCK_FORMATS, BLOCK_TYPES
 from tests.reference import rounding as reference
 from tests.reference.llama_cpp import dequantize, quantize
 from tests.rocket_core.linalg.test_rounding import random_layer

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.factor_rounding import round_factors
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.linalg.rounding import RoundingGram
+from rocket_core.sizes.code_format import CodeFormat
 from tests.sampling import sweep
 
 D_IN, D_OUT, RANK = 20, 28, 6

@@ -3,9 +3,9 @@ import itertools
 import pytest
 import torch
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, search_scales
 from rocket_core.linalg.rounding import round_to_nearest
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference import rounding as reference
 
 BITS = (2, 3, 4, 5, 6, 7, 8)

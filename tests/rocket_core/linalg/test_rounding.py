@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.integer_codes import search_scales
 from rocket_core.linalg.rounding import (
     RoundingGram,
@@ -15,6 +14,7 @@ from rocket_core.linalg.rounding import (
     round_weight,
     split,
 )
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference import rounding as reference
 
 BITS = (2, 3, 4, 5, 6, 7, 8)

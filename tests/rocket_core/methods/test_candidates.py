@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rocket_core import budget
 from rocket_core.config import ONE_FORMAT_METHODS, CompressionConfig
 from rocket_core.errors import RocketError
 from rocket_core.layers import LayerFactors, compose_weight, layer_tensors
 from rocket_core.linalg.factorization import FactorizerSettings
 from rocket_core.methods import METHODS, dictionary, method_for
+from rocket_core.sizes import budget
 from tests.reference import pruning
 from tests.reference.problems import TOKENS, example
 

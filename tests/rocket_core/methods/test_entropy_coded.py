@@ -5,11 +5,11 @@ import itertools
 import pytest
 import torch
 
-from rocket_core.code_format import fewest_bytes, fewest_coded_bytes
 from rocket_core.config import CompressionConfig
 from rocket_core.layers import approximation, layer_tensors
 from rocket_core.methods import entropy_coded, method_for
 from rocket_core.methods.sampled_outputs import SampledOutputs
+from rocket_core.sizes.code_format import fewest_bytes, fewest_coded_bytes
 from tests.reference.problems import example
 from tests.sampling import sweep
 

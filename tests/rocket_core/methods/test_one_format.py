@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.code_format import CODE_BITS
 from rocket_core.config import CompressionConfig
 from rocket_core.layers import layer_tensors
 from rocket_core.methods import method_for
+from rocket_core.sizes.code_format import CODE_BITS
 from tests.reference import rounding as reference
 from tests.reference.problems import example
 

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from rocket_core import budget
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS
 from rocket_core.linalg import factorization as factorization_module
 from rocket_core.linalg.factorization import FactorizerSettings, prepare_layer
 from rocket_core.linalg.whitening import eigenbasis
 from rocket_core.methods import rank_search
 from rocket_core.methods.rank_search import best_factorizations
+from rocket_core.sizes import budget
 from tests.reference import factorization as reference
 
 SHAPES = [(48, 48), (72, 24), (24, 72)]

@@ -5,12 +5,12 @@ import itertools
 import pytest
 import torch
 
-from rocket_core.code_format import FACTOR_CODES, fewest_coded_bytes
 from rocket_core.config import CompressionConfig
 from rocket_core.layers import approximation, layer_tensors
 from rocket_core.linalg.factor_rounding import round_factors
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods import method_for, rounded_factors
+from rocket_core.sizes.code_format import FACTOR_CODES, fewest_coded_bytes
 from tests.reference.problems import example
 from tests.sampling import sweep
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rocket_core.checkpoint import open_checkpoint
-from rocket_core.inspection.footprint import describe_model
+from rocket_core.estimates.footprint import describe_model
 from rocket_core.models.architecture import build_architecture, read_config
 from tests.reference.tiny_vision import VISION, save_tiny_vision
 

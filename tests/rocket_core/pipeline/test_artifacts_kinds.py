@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rocket_core import budget
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import find_model
 from rocket_core.hf import attach_factors
@@ -22,6 +21,7 @@ from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerReport
+from rocket_core.sizes import budget
 from tests.reference.factored_models import (
     INPUT_IDS,
     coded_values,

@@ -115,7 +115,7 @@ def test_counted_healing_takes_the_speed_of_earlier_stages(counted):
 
 def test_a_run_reports_progress_and_cancels_within_a_block(tmp_path, model_folder, settings, monkeypatch):
     # One window per batch, so that there is something between one layer and the next.
-    monkeypatch.setattr("rocket_core.inspection.batch_size.TOKENS_PER_BATCH_ON_CPU", 1)
+    monkeypatch.setattr("rocket_core.estimates.batch_size.TOKENS_PER_BATCH_ON_CPU", 1)
     folder, told = str(model_folder("llama")), []
 
     def run(output, **options):

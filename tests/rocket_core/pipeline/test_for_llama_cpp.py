@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rocket_core.errors import InfeasibleBudgetError, UnsupportedArchitectureError
-from rocket_core.gguf_types import BLOCK_FORMATS
 from rocket_core.pipeline import ProfileCache, compress
 from rocket_core.pipeline.block_walk import BlockWalk
+from rocket_core.sizes.block_types import BLOCK_FORMATS
 from tests.reference import gguf_models
 from tests.reference.llama_cpp import Engine
 

@@ -17,7 +17,7 @@ from rocket_core.errors import (
     InvalidConfigError,
     UnsupportedArchitectureError,
 )
-from rocket_core.inspection.footprint import ResourceEstimate
+from rocket_core.estimates.footprint import ResourceEstimate
 from rocket_core.pipeline import compress, heal, requirements
 from rocket_core.pipeline.state.healing_state import HealingState
 

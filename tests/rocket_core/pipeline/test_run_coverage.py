@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rocket_core.checkpoint import find_model, open_checkpoint
-from rocket_core.inspection.header_coverage import coverage_of_headers
+from rocket_core.estimates.coverage import coverage_of_headers
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.run_coverage import coverage_of_run

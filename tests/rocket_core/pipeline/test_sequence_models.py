@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from rocket_core.checkpoint import find_model
-from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CompressionCancelledError, RocketError
 from rocket_core.hf import attach_factors
 from rocket_core.layers import QuantizedEmbedding
@@ -17,6 +16,7 @@ from rocket_core.linalg.integer_codes import search_scales
 from rocket_core.linalg.rounding import round_to_nearest
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.preflight import prepare_run
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.factored_models import block_linears
 from tests.reference.sequence_models import (
     build_sequence_model,

@@ -9,8 +9,8 @@ import pytest
 from rocket_core.checkpoint import find_model, open_checkpoint
 from rocket_core.errors import InfeasibleBudgetError
 from rocket_core.exports.gguf_size import dense_file_bytes
-from rocket_core.inspection.feasibility import check_feasible
-from rocket_core.inspection.model_reach import reach_of_headers
+from rocket_core.inspection.checks.feasibility import check_feasible
+from rocket_core.inspection.checks.model_reach import reach_of_headers
 from rocket_core.pipeline import ProfileCache, compress, profile_model
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.requirements import reach_of_run

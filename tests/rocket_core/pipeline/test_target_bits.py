@@ -6,7 +6,7 @@ import pytest
 
 from rocket_core.config import compression_config
 from rocket_core.errors import InfeasibleBudgetError
-from rocket_core.inspection.requests import check_request
+from rocket_core.hub.requests import check_request
 from rocket_core.pipeline import ProfileCache, compress
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.report.schema import CompressionReport

@@ -14,7 +14,7 @@ from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline import ProfileCache, compress, profile_model
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.preflight import prepare_run
-from rocket_core.target import ByBytes, ByRatio
+from rocket_core.sizes.target import ByBytes, ByRatio
 from tests.sampling import sweep
 
 BYTES = {"budget": "bytes", "preset": "fast", "sensitivity_samples": 4, "kinds": ("quantized",)}

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rocket_core.code_format import CodeFormat, coded_format
 from rocket_core.layers.code_stream import encode_codes
 from rocket_core.linalg.entropy_rounding import round_each, scales_for
 from rocket_core.linalg.integer_codes import search_scales
 from rocket_core.linalg.rounding import round_to_nearest
 from rocket_core.refinement import LearntCodes
 from rocket_core.refinement.learnt_codes import shorten
+from rocket_core.sizes.code_format import CodeFormat, coded_format
 
 D_IN, D_OUT = 48, 40
 

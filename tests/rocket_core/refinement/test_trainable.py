@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rocket_core.code_format import CodeFormat
 from rocket_core.hf import attach_factors
 from rocket_core.layers import QuantizedLinear
 from rocket_core.refinement import ScaledLinear, close_values, continuous_names, open_values, round_values
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.factored_models import (
     INPUT_IDS,
     coded_values,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocket_core.calibrated_text import CalibratedText
+from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.report.expectation import MEASURED_OF_PREDICTED, NOISE, expectation
 from rocket_core.report.headlines import quality_headline
 from tests.reference.reports import report_of_layers

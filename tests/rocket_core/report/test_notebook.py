@@ -1,9 +1,11 @@
 """Reports as notebooks show them."""
 
+import sys
 from html.parser import HTMLParser
+from types import ModuleType, SimpleNamespace
 
 from rocket_core.evaluation import EvaluationResult
-from rocket_core.report.notebook import table_html
+from rocket_core.report.notebook import compression_html, show_in_notebooks, speed_html, table_html
 from rocket_core.report.quality import Difference, ModelQuality
 from tests.reference.reports import report_of_layers
 from tests.reference.speed import model_speed, speed_report
@@ -37,19 +39,38 @@ class Cells(HTMLParser):
 def test_a_compression_shows_sizes_speed_and_time():
     speed = speed_report(model_speed("other"))
     report = report_of_layers().model_copy(update={"speed": speed})
-    shown = Cells(report._repr_html_())
+    shown = Cells(compression_html(report))
     assert shown.captions[1:] == ["Files", f"Speed: {speed.conditions}"]
     assert shown.captions[0].startswith(report.model)
     assert ["factored", "832 bytes"] in shown.rows
     assert [row[0] for row in shown.rows[:3]] == ["Size", "Quality", "Time"]
-    assert Cells(speed._repr_html_()).rows[1][0] == "original"
+    assert Cells(speed_html(speed)).rows[1][0] == "original"
 
 
-def test_an_interpreter_shows_lines_rather_than_pages():
+class ZMQInteractiveShell:
+    """Named like the shell of a notebook, with what IPython's formatters do."""
+
+    def __init__(self):
+        self.functions = {}
+        formatter = SimpleNamespace(for_type=self.functions.__setitem__)
+        self.display_formatter = SimpleNamespace(formatters={"text/html": formatter})
+
+
+def test_a_notebook_shows_reports_as_tables(monkeypatch):
+    shell = ZMQInteractiveShell()
+    module = ModuleType("IPython")
+    module.get_ipython = lambda: shell
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    show_in_notebooks()
+    report = report_of_layers()
+    assert shell.functions[type(report)](report) == compression_html(report)
+
+
+def test_an_interpreter_shows_a_line_rather_than_pages():
     report = report_of_layers()
     assert len(repr(report)) < 200
     assert report.model in repr(report)
-    assert [line.partition(":")[0] for line in str(report).splitlines()[1:]] == ["Size", "Quality", "Time"]
+    assert str(report) == repr(report)
     assert "frontier" not in repr(report.layers[0])
 
 

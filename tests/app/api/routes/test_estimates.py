@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from rocket_core.budget import parameter_budget
-from rocket_core.inspection import estimate as estimate_module
+from rocket_core.estimates import estimate as estimate_module
+from rocket_core.sizes.budget import parameter_budget
 from rocket_core.system.machine_speed import MachineSpeed
 from tests.app.api.conftest import BODY
 from tests.reference.safetensors_files import LINEARS, save_llama

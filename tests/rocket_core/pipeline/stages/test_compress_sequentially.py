@@ -159,7 +159,7 @@ def test_caching_outputs_changes_nothing(family, tmp_path, model_folder, setting
     chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), **kinds).model_copy(
         update={"calibration": settings().calibration.model_copy(update=calibration)}
     )
-    monkeypatch.setattr("rocket_core.inspection.batch_size.TOKENS_PER_BATCH_ON_CPU", 64)
+    monkeypatch.setattr("rocket_core.estimates.batch_size.TOKENS_PER_BATCH_ON_CPU", 64)
     compress(str(model_folder(family)), tmp_path / "kept", chosen)
     monkeypatch.setattr("rocket_core.models.part_cache._size", lambda output: None)
     compress(str(model_folder(family)), tmp_path / "run", chosen)
@@ -176,7 +176,7 @@ def test_attention_of_a_block_runs_twice_per_stream(tmp_path, model_folder, sett
         return attention(*args, **kwargs)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
-    monkeypatch.setattr("rocket_core.inspection.batch_size.TOKENS_PER_BATCH_ON_CPU", 64)
+    monkeypatch.setattr("rocket_core.estimates.batch_size.TOKENS_PER_BATCH_ON_CPU", 64)
     chosen = settings(preset="best", kinds=("sparse",), sensitivity_samples=4, export=("factored",))
     compress(str(model_folder("llama")), tmp_path, chosen, on_progress=lambda progress: stages.append(progress.stage))
     blocks = AutoModelForCausalLM.from_pretrained(model_folder("llama")).config.num_hidden_layers

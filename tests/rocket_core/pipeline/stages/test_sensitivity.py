@@ -27,8 +27,8 @@ from transformers import (
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import find_model
 from rocket_core.errors import CompressionCancelledError
+from rocket_core.estimates.footprint import describe_model, sensitivity_disk_bytes
 from rocket_core.experts import unfuse
-from rocket_core.inspection.footprint import describe_model, sensitivity_disk_bytes
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.stages import sensitivity
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities

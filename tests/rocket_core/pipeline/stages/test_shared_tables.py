@@ -5,12 +5,12 @@ import torch
 
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import find_model
-from rocket_core.code_format import CodeFormat
 from rocket_core.methods import quantized
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.stages import token_tables
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
+from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.sensitivity import silent_monitor, squared_gradients
 from tests.reference.sequence_models import build_sequence_model, sequence_batch
 from tests.reference.tiny_models import byte_tokenizer

@@ -1,0 +1,129 @@
+"""Engines that compressed models are made for: what each reads, which restricts candidates and decides the exports.
+
+References:
+    vLLM, `model_executor/layers/quantization/compressed_tensors/compressed_tensors.py` (`get_scheme`: one scheme for
+    each fused layer) and `schemes/compressed_tensors_wNa16.py` (bits, groups and their divisibility).
+    llama.cpp, `ggml/src/ggml-common.h` (block types) and `gguf-py/gguf/constants.py` (architectures).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from rocket_core.sizes.code_format import ANY_CODES, CodeChoices
+
+EngineName = Literal["rocket", "vllm", "llama.cpp"]
+ExportKind = Literal["factored", "dense", "compressed-tensors", "gguf"]
+LaterExport = Literal["dense", "gguf", "compressed-tensors"]
+"""Exports that can be made from a finished `factored` one."""
+Kind = Literal["low_rank", "factored", "shared", "sparse", "quantized", "entropy_coded"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """An engine that runs compressed models.
+
+    Attributes:
+        name: value of the option `engine`.
+        title: its name as people write it.
+        exports: the exports that it is offered by default; the first is the one whose size a target in bytes limits.
+        readable: every export that may be asked for.
+        kinds: ways to store a layer that it reads.
+        codes: the formats of integer codes that it reads.
+        one_format_per_input: whether all layers that read the same input must be stored in the same way, because the
+            engine fuses them.
+        experts_agree: which layers of experts must be stored in the same way: those of a `projection` (gate, up or
+            down) of a block, or all of the `model`; None for none.
+        mixtures: classes of mixtures of experts among `classes`.
+        exact: last parts of the names of layers that it reads as they are.
+        tables: whether it reads a quantized token embedding and head.
+        layer_bytes: bytes that a quantized layer takes in its file in addition to codes and scales.
+        classes: model classes that it runs, or their endings.
+        sixteen_bits: whether the model must be stored in 16 bits.
+    """
+
+    name: EngineName
+    title: str
+    exports: tuple[ExportKind, ...]
+    readable: tuple[ExportKind, ...]
+    kinds: tuple[Kind, ...]
+    codes: CodeChoices
+    one_format_per_input: bool = False
+    experts_agree: Literal["projection", "model"] | None = None
+    mixtures: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ()
+    tables: bool = False
+    layer_bytes: int = 0
+    classes: tuple[str, ...] = ()
+    sixteen_bits: bool = False
+
+
+_MIXTURES = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM")
+
+ROCKET = Engine(
+    name="rocket",
+    title="transformers with rocket_core.hf",
+    exports=("factored",),
+    readable=("factored", "dense"),
+    kinds=get_args(Kind),
+    codes=ANY_CODES,
+    tables=True,
+)
+"""This library with `transformers`, which reads every kind."""
+
+VLLM = Engine(
+    name="vllm",
+    title="vLLM",
+    exports=("compressed-tensors",),
+    readable=("compressed-tensors", "factored", "dense"),
+    kinds=("quantized",),
+    # No kernel is made for 2 bits. Codes of 3, 5, 6 and 7 bits changed their order with compressed-tensors 0.18.
+    codes=CodeChoices(bits=(4, 8), group_sizes=(32, 64, 128, 0), alone=True, aligned=True),
+    # It fuses the projections to queries, keys and values, and those to gate and up.
+    one_format_per_input=True,
+    # It holds a block's experts in one layer with one scheme (`CompressedTensorsMoEMethod.get_moe_method`), and
+    # `transformers`, which must read the files as well, knows one scheme for all experts (`get_experts_scheme`).
+    experts_agree="model",
+    mixtures=_MIXTURES,
+    exact=("shared_expert_gate",),
+    # weight_shape
+    layer_bytes=16,
+    # Not GPT2LMHeadModel and the like, whose weights are stored transposed.
+    classes=("ForCausalLM",),
+    sixteen_bits=True,
+)
+"""vLLM, which reads `pack-quantized` files of compressed-tensors."""
+
+LLAMA_CPP = Engine(
+    name="llama.cpp",
+    title="llama.cpp",
+    exports=("gguf",),
+    readable=("gguf", "dense"),
+    kinds=("quantized",),
+    codes=CodeChoices(bits=(), group_sizes=(), alone=True, blocks=True),
+    tables=True,
+    # Each of these is one tensor.
+    experts_agree="projection",
+    mixtures=_MIXTURES,
+    # A vector that llama.cpp's own files have in float32.
+    exact=("shared_expert_gate",),
+    # Those that `rocket_core.exports.gguf_families` can write.
+    classes=(
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "GemmaForCausalLM",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
+        "Phi3ForCausalLM",
+        *_MIXTURES,
+    ),
+)
+"""llama.cpp, and what is built on it: Ollama, LM Studio. In its GGUF files every tensor has its own type."""
+
+
+PUSHED_FIRST: tuple[ExportKind, ...] = ("factored", "gguf", "compressed-tensors", "dense")
+"""Exports by precedence: without a choice, the first that a job has is pushed to the Hub."""
+ENGINES: Mapping[EngineName, Engine] = MappingProxyType({engine.name: engine for engine in (ROCKET, VLLM, LLAMA_CPP)})

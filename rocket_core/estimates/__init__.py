@@ -1,0 +1,1 @@
+"""Time, memory and disk that a run will need, from a model's headers and config. Loads no torch."""

@@ -1,0 +1,1 @@
+"""What is refused before any work, and why. Loads no torch."""

@@ -1,0 +1,130 @@
+"""How small a model can become, judged from its config.json and headers. Loads no torch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rocket_core.config import CompressionConfig
+from rocket_core.engines import ENGINES
+from rocket_core.inspection.checks.layer_sizes import LayerSize, LayerSizes
+from rocket_core.inspection.files.safetensors_headers import FLOAT_DTYPES
+from rocket_core.inspection.headers.header_layers import HeaderTables, find_layers, find_tables
+from rocket_core.inspection.headers.header_size import header_bytes, stored_parts
+from rocket_core.inspection.headers.layer_names import PREFIXES, family_of, last_part
+from rocket_core.inspection.headers.model_fields import find_number
+from rocket_core.inspection.headers.weight_summary import ITEM_BYTES, WeightSummary, item_bytes
+from rocket_core.sizes.budget import Shape
+from rocket_core.sizes.reachability import Reach
+from rocket_core.sizes.target import ByBytes, ByFormat
+
+# Bytes that a tensor may take in a GGUF file in addition to its numbers: gaps in front of it.
+_GGUF_ALIGNMENT = 32
+# Bytes of the tokenizer in a GGUF file for each token, its share of the merges included: more than tokenizers of the
+# families that are written for llama.cpp have (60 in that of Llama 3).
+_TOKEN_BYTES = 96
+# Last parts of the names of matrices that may be routers, which are left alone.
+_ROUTERS = frozenset({"gate", "router", "wg", "classifier"})
+
+
+def reach_of_headers(
+    settings: Mapping[str, Any],
+    weights: WeightSummary,
+    config: CompressionConfig,
+    *,
+    dense_file_bytes: int | None = None,
+) -> Reach:
+    """Return how small a model can become whose layers are not profiled yet.
+
+    In known families, the smallest size is that which a run finds once it has built the model. In others the token
+    embedding and the head are not known, so that any matrix outside of the blocks may be one, and none is sure to be.
+
+    Args:
+        settings: the content of config.json.
+        weights: summary of the safetensors headers.
+        config: the compression.
+        dense_file_bytes: bytes of the GGUF file of the dense model; None where none is written, or the tokenizer that
+            it contains is not known.
+
+    Raises:
+        UnsupportedArchitectureError: no layer is left to compress.
+        InvalidConfigError: matching the ignore patterns with names would take too much work.
+    """
+    itemsize = item_bytes(weights, config.dtype, "the model")
+    found = find_layers(settings, weights, ignore=config.ignore, vision=config.includes_vision)
+    layers = dict(layer for block in found.values() for layer in block)
+    tables = HeaderTables(shapes={}, are_known=True)
+    if config.decides_tables:
+        tables = find_tables(settings, weights, ignore=config.ignore)
+    only = config.target if isinstance(config.target, ByFormat) else None
+    sizes = LayerSizes(
+        itemsize=itemsize,
+        counts_bytes=config.quantizes or only is not None,
+        only=only,
+        codes=config.code_choices,
+    )
+    known = [*_layer_sizes(sizes, layers), *_table_sizes(sizes, tables)]
+    reach = sizes.reach(known)
+    if not isinstance(config.target, ByBytes):
+        return replace(reach, other_bytes=max(0, weights.parameters * itemsize - reach.dense * reach.unit_bytes))
+    stored = {**layers, **tables.shapes}
+    numbers = sum(d_in * d_out for d_in, d_out in stored.values())
+    dense = numbers * itemsize
+    if dense_file_bytes is not None:
+        return replace(reach, other_bytes=max(0, dense_file_bytes - dense) + _GGUF_ALIGNMENT * len(stored))
+    others, mixed = _other_bytes(weights, config, numbers, itemsize)
+    headers = header_bytes(_written(weights, stored, config), others + dense, config.max_shard_bytes)
+    headers += config.reader.layer_bytes * len(stored)
+    if "gguf" in config.export:
+        vocabulary = find_number(settings, ("vocab_size",)) or 0
+        vectors = sum(other.nbytes for other in weights.others if len(other.shape) < 2)
+        room = headers + vectors + vocabulary * _TOKEN_BYTES + _GGUF_ALIGNMENT * weights.tensors
+        return replace(reach, other_bytes=others, unsure_bytes=room)
+    if not mixed and family_of(settings) in PREFIXES:
+        return replace(reach, other_bytes=others + headers)
+    # The names of parts that are split, such as the biases of experts, are not known.
+    return replace(reach, other_bytes=others, unsure_bytes=2 * headers + mixed)
+
+
+def _layer_sizes(sizes: LayerSizes, layers: Mapping[str, Shape]) -> Iterator[LayerSize]:
+    for name, size in zip(layers, sizes.of_each(layers.values()), strict=True):
+        yield replace(size, certain=size.dense) if last_part(name) in _ROUTERS else size
+
+
+def _table_sizes(sizes: LayerSizes, tables: HeaderTables) -> Iterator[LayerSize]:
+    for shape in tables.shapes.values():
+        size = sizes.table(*shape)
+        if not tables.is_family_known:
+            size = replace(size, smallest=min(size.smallest, sizes.table(*reversed(shape)).smallest))
+        yield size if tables.are_known else replace(size, certain=size.dense)
+
+
+def _other_bytes(weights: WeightSummary, config: CompressionConfig, numbers: int, itemsize: int) -> tuple[int, int]:
+    """Return the bytes of all tensors but those that may be stored otherwise, at least, and what they may be more.
+
+    They are exact unless some matrices have another dtype than most.
+    """
+    if config.dtype != "auto":
+        integers = sum(other.nbytes for other in weights.others if other.dtype not in FLOAT_DTYPES)
+        return (weights.parameters - numbers) * itemsize + integers, 0
+    sizes = [ITEM_BYTES[dtype] for dtype in weights.dtype_bytes if dtype in FLOAT_DTYPES]
+    fewest = max(0, weights.stored_bytes - numbers * max(sizes))
+    return fewest, weights.stored_bytes - numbers * min(sizes) - fewest
+
+
+def _written(
+    weights: WeightSummary, stored: Mapping[str, Shape], config: CompressionConfig
+) -> Iterator[tuple[str, Sequence[int]]]:
+    """Yield name and shape of every tensor of the artifact, each layer in the most parts that it may have."""
+    packed = config.reader.exports[0] == ENGINES["vllm"].exports[0]
+    parts = stored_parts(packed=packed, codes_factors=config.codes_factors)
+    split = {name for name, _ in weights.stacks}
+    for other in weights.others:
+        name = other.key.removesuffix(".weight")
+        if name not in stored and name not in split:
+            yield other.key, other.shape
+    for name, shape in weights.matrices:
+        if name not in stored:
+            yield f"{name}.weight", shape
+    for name, shape in stored.items():
+        for part in parts:
+            yield f"{name}.{part}", shape

@@ -1,0 +1,132 @@
+"""What a compression aims at: a ratio, a size, bits per weight, or one format for every layer."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
+
+from rocket_core.sizes.code_format import CodeBits, CodeFormat
+
+BitsPerWeight = Annotated[float, Field(gt=0, le=16)]
+"""Stored bits for each weight of the compressible layers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByRatio:
+    """A compression ratio.
+
+    Attributes:
+        ratio: fraction of the budget unit to remove from the compressible layers, [0, 1).
+    """
+
+    ratio: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByBytes:
+    """A size, which counts bytes whatever the budget unit is.
+
+    Attributes:
+        target_bytes: upper bound on the bytes of the artifact that the engine reads: of all its safetensors, or of the
+            GGUF file.
+    """
+
+    target_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByBits:
+    """Bits per weight of the compressible layers, which count bytes whatever the budget unit is.
+
+    Attributes:
+        bits: upper bound on the stored bits of these layers for each of their parameters, (0, 16]: codes, scales, masks
+            and factors. Biases and the rest of the model are not counted.
+    """
+
+    bits: float
+
+    @property
+    def text(self) -> str:
+        """The number as people say it."""
+        return f"{self.bits:.15g} bits per weight"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByError:
+    """An error, which can be asked of a profiled model only.
+
+    Attributes:
+        error: upper bound on the predicted error, >= 0, in the unit of the profile's objective.
+    """
+
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByFormat:
+    """Every layer as integer codes of the same bits, with float16 scales of groups of the same size.
+
+    Attributes:
+        bits: bits of a code.
+        group_size: inputs that share a scale; 0 for all inputs of an output.
+    """
+
+    bits: CodeBits
+    group_size: int
+
+    def code_format(self, d_in: int) -> CodeFormat:
+        """Return the format of a layer; groups have at most all of its inputs."""
+        return CodeFormat(bits=self.bits, group_size=min(self.group_size or d_in, d_in), scale_bits=16)
+
+    @property
+    def text(self) -> str:
+        """The format as people say it."""
+        return f"{self.bits} bits, {f'groups of {self.group_size}' if self.group_size else 'a scale per output'}"
+
+
+Target = ByRatio | ByBytes | ByBits | ByFormat
+
+
+def target_of(
+    ratio: float | int | None, target_bytes: int | None, bits: float | int | None
+) -> ByRatio | ByBytes | ByBits | None:
+    """Return the target that three members of a request, a row or a command line specify; None if none is given.
+
+    Raises:
+        ValueError: more than one is given.
+    """
+    if sum(value is not None for value in (ratio, target_bytes, bits)) > 1:
+        raise ValueError("specify only one of ratio, target_bytes and bits")
+    if ratio is not None:
+        return ByRatio(ratio=float(ratio))
+    if bits is not None:
+        return ByBits(bits=float(bits))
+    return None if target_bytes is None else ByBytes(target_bytes=target_bytes)
+
+
+_SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
+_WRITTEN_SIZE = re.compile(r"\s*(\d*\.?\d+)\s*([a-zA-Z]*)\s*")
+# No model has so few bytes, and people who write such a number mean another unit.
+_LEAST_WITHOUT_UNIT = 1000
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size as people write it: 500MB, 1.5 GB, 700MiB, or a number of bytes.
+
+    Raises:
+        ValueError: the text is something else; the message says what to write.
+    """
+    if text.strip().endswith("%"):
+        part = text.strip().removesuffix("%").strip()
+        raise ValueError(f"{text!r} is not a size; write for example 500MB, or give a ratio: {part}% is removed then")
+    written = _WRITTEN_SIZE.fullmatch(text)
+    try:
+        size = int(_SIZE.validate_python(text)) if written else None
+    except ValidationError:
+        size = None
+    if written is None or size is None:
+        raise ValueError(f"{text!r} is not a size; use a number of bytes, or for example 500MB, 1.5GB, 700MiB")
+    if not written[2] and size < _LEAST_WITHOUT_UNIT:
+        raise ValueError(f"{text} without a unit is a number of bytes; write for example {text}MB or {text}GB")
+    return size

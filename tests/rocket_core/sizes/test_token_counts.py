@@ -1,0 +1,18 @@
+"""Numbers of tokens as people write them."""
+
+import pytest
+
+from rocket_core.sizes.token_counts import parse_tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("1", 1), ("500k", 500_000), ("2M", 2_000_000), ("1.5M", 1_500_000), ("1G", 10**9)]
+)
+def test_a_number_may_have_a_suffix(text, tokens):
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "M", "0", "-2M", "0.5", "2MB", "nan", "inf", "two"])
+def test_other_texts_are_refused(text):
+    with pytest.raises(ValueError, match="500k, 2M"):
+        parse_tokens(text)
