@@ -24,9 +24,9 @@ from rocket_core.pipeline.requirements import check_healing
 from rocket_core.pipeline.stage_costs import Costs, combined_costs
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.export import export_reports
-from rocket_core.pipeline.stages.heal import heal_artifact
-from rocket_core.pipeline.stages.healed_artifact import check_healed, write_dense, write_healed
-from rocket_core.pipeline.stages.healing_plan import HealingPlan, plan_healing
+from rocket_core.pipeline.stages.healing.artifact import heal_artifact
+from rocket_core.pipeline.stages.healing.files import check_healed, write_dense, write_healed
+from rocket_core.pipeline.stages.healing.plan import HealingPlan, plan_healing
 from rocket_core.pipeline.stages.publish import check_output_free, move_into_place, place
 from rocket_core.pipeline.state.files import read_model, write_model
 from rocket_core.pipeline.state.healing_state import HealingState

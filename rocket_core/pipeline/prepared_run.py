@@ -11,8 +11,8 @@ from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.requirements import check_benchmark, check_evaluation, check_healing, expected_seconds
 from rocket_core.pipeline.run_coverage import coverage_of_run
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan, plan_evaluation
-from rocket_core.pipeline.stages.healed_layers import plan_layer_healing
-from rocket_core.pipeline.stages.healing_plan import HealingPlan
+from rocket_core.pipeline.stages.healing.layers import plan_layer_healing
+from rocket_core.pipeline.stages.healing.plan import HealingPlan
 from rocket_core.pipeline.stages.publish import check_output_free
 from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity

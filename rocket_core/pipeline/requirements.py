@@ -29,7 +29,7 @@ from rocket_core.inspection.headers.model_fields import active_part, input_bytes
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
-from rocket_core.pipeline.stages.healing_plan import HealingPlan
+from rocket_core.pipeline.stages.healing.plan import HealingPlan
 from rocket_core.sizes.reachability import Reach
 from rocket_core.sizes.target import ByFormat
 from rocket_core.system.devices import free_memory

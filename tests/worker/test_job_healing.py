@@ -104,7 +104,7 @@ def test_killed_twice_it_ends_with_the_same_bytes(
     for steps in (2, 4):
         mortal = program(f"""
         import functools, threading
-        import rocket_core.pipeline.stages.heal as stage
+        import rocket_core.pipeline.stages.healing.artifact as stage
         from rocket_core.pipeline.state import healing_state
         from tests.worker import threads
         from worker import job

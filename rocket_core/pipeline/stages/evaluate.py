@@ -32,7 +32,7 @@ from rocket_core.evaluation import (
 from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages.healing_plan import windows_to_draw
+from rocket_core.pipeline.stages.healing.plan import windows_to_draw
 from rocket_core.pipeline.state.records import EvaluationRecord
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.quality import EvaluationReport

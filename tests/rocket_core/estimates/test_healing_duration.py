@@ -13,7 +13,7 @@ from rocket_core.evaluation import open_model
 from rocket_core.inspection.files.safetensors_headers import read_header
 from rocket_core.inspection.headers.weight_summary import summarize
 from rocket_core.models.architecture import build_architecture, read_config
-from rocket_core.pipeline.stages.healing_plan import plan_healing
+from rocket_core.pipeline.stages.healing.plan import plan_healing
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "tiny-llama"
 

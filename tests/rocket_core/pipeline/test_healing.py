@@ -20,7 +20,7 @@ from rocket_core.healing import schedule
 from rocket_core.hf import attach_factors
 from rocket_core.models.architecture import build_architecture
 from rocket_core.pipeline import heal, requirements
-from rocket_core.pipeline.stages.healing_plan import plan_healing
+from rocket_core.pipeline.stages.healing.plan import plan_healing
 from tests.reference.factored_models import coded_values, mixed_factors, quantized_factors
 from tests.reference.tiny_models import save_tiny_model
 

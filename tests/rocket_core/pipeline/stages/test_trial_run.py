@@ -9,7 +9,7 @@ import torch
 from rocket_core.config import WORK_FOLDER_NAME
 from rocket_core.errors import CompressionCancelledError, FaultyResultError
 from rocket_core.pipeline import compress
-from rocket_core.pipeline.stages.healed_artifact import check_healed
+from rocket_core.pipeline.stages.healing.files import check_healed
 from tests.reference.tiny_mixtures import save_tiny_mixture
 
 CASES = {

@@ -10,8 +10,8 @@ from rocket_core.inspection.checks.preconditions import DEFAULT_WINDOW_LENGTH
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.export import write_unhealed
-from rocket_core.pipeline.stages.heal import finished_healing, heal_artifact
-from rocket_core.pipeline.stages.healing_plan import HealingPlan, plan_healing
+from rocket_core.pipeline.stages.healing.artifact import finished_healing, heal_artifact
+from rocket_core.pipeline.stages.healing.plan import HealingPlan, plan_healing
 from rocket_core.pipeline.stages.stored_weight import stored_tensors
 from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.work_folder import WorkFolder

@@ -7,9 +7,9 @@ from torch.nn.functional import silu
 
 from rocket_core.experts import unfuse
 from rocket_core.models.block_calls import record_block_inputs
-from rocket_core.pipeline.stages import expert_sums
-from rocket_core.pipeline.stages.block_side import BlockSide
-from rocket_core.pipeline.stages.expert_sums import ExpertSums, expert_layers
+from rocket_core.pipeline.stages.sequential import expert_sums
+from rocket_core.pipeline.stages.sequential.block_side import BlockSide
+from rocket_core.pipeline.stages.sequential.expert_sums import ExpertSums, expert_layers
 from tests.reference.tiny_mixtures import EXPERTS, MIXTURES, inputs
 
 PREFIX = "model.layers.1."

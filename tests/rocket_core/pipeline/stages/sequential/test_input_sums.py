@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from rocket_core.models.block_calls import record_block_inputs
-from rocket_core.pipeline.stages.block_side import BlockSide
-from rocket_core.pipeline.stages.cross_sums import CrossSums
-from rocket_core.pipeline.stages.input_sums import InputSums
+from rocket_core.pipeline.stages.sequential.block_side import BlockSide
+from rocket_core.pipeline.stages.sequential.cross_sums import CrossSums
+from rocket_core.pipeline.stages.sequential.input_sums import InputSums
 from tests.reference.tiny_models import HIDDEN_SIZE, build_llama, tiny_inputs
 
 LAYERS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")

@@ -12,8 +12,8 @@ import torch
 
 from rocket_core.models.called_lists import called_list_of, following_calls
 from rocket_core.models.residual_stream import ResidualStream, StreamState, find_residual_stream
-from rocket_core.pipeline.stages.block_side import BlockSide
-from rocket_core.pipeline.stages.cross_sums import CrossSums
+from rocket_core.pipeline.stages.sequential.block_side import BlockSide
+from rocket_core.pipeline.stages.sequential.cross_sums import CrossSums
 
 _Sums = TypeVar("_Sums", bound=CrossSums)
 

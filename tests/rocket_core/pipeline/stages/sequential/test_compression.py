@@ -86,7 +86,7 @@ def test_layers_with_dense_inputs_match_independent_compression(run_with):
 def test_layers_compensate_for_the_residual_stream(run_with, tmp_path, model_folder, settings, monkeypatch):
     chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), kinds=("sparse",))
     with_stream, _ = run_with(kinds=("sparse",))
-    monkeypatch.setattr("rocket_core.pipeline.stages.input_sums.find_residual_stream", lambda *_: ResidualStream())
+    monkeypatch.setattr("rocket_core.pipeline.stages.sequential.input_sums.find_residual_stream", lambda *_: ResidualStream())
     compress(str(model_folder("llama")), tmp_path, chosen)
     changed = {
         name.removesuffix(".weight")
@@ -104,7 +104,7 @@ def test_an_encoder_is_fitted_to_the_dense_inputs(run_with, tmp_path, model_fold
     )
     assert any(not torch.equal(in_sequence[name], tensor) for name, tensor in apart.items())
     # Without a step towards compensating targets, nothing depends on the layers before.
-    monkeypatch.setattr("rocket_core.pipeline.stages.cross_sums._STEP_IN_WHOLE_TEXTS", 0.0)
+    monkeypatch.setattr("rocket_core.pipeline.stages.sequential.cross_sums._STEP_IN_WHOLE_TEXTS", 0.0)
     chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), kinds=("sparse",))
     compress(str(model_folder("bert")), tmp_path, chosen)
     without_steps = tensors(tmp_path)

@@ -18,7 +18,7 @@ from rocket_core.models.architecture import oriented_weight
 from rocket_core.models.block_calls import Activations
 from rocket_core.models.recorded_call import replace_tensors, to_float32
 from rocket_core.pipeline.context import Run
-from rocket_core.pipeline.stages.continuation import continuation
+from rocket_core.pipeline.stages.sequential.continuation import continuation
 from rocket_core.pipeline.stages.stored_weight import install_weight, read_codes, stored_blocks, stored_tensors
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.records import RefinedBlock

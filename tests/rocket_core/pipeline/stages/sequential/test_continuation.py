@@ -9,7 +9,7 @@ from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import find_model
 from rocket_core.pipeline.block_walk import begin_walk, loaded_block
 from rocket_core.pipeline.preflight import prepare_run
-from rocket_core.pipeline.stages.continuation import continuation
+from rocket_core.pipeline.stages.sequential.continuation import continuation
 from tests.reference.tiny_models import VOCAB_SIZE, byte_tokenizer
 
 SIZES = {

@@ -22,7 +22,7 @@ from rocket_core.healing import Trainer, recompute_blocks
 from rocket_core.hf.names import disk_keys
 from rocket_core.layers import StoredLinear
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages.healing_plan import HealingPlan
+from rocket_core.pipeline.stages.healing.plan import HealingPlan
 from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.refinement import ScaledLinear, close_values, continuous_names, open_values, round_values
 from rocket_core.report.healing import HealingPoint, HealingReport

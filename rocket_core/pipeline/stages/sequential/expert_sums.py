@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from rocket_core.calibration.expert_grams import SAMPLE_TOKENS, effective_rank, find_experts
 from rocket_core.experts import Expert, UnfusedExperts, following_router
-from rocket_core.pipeline.stages.block_side import BlockSide
-from rocket_core.pipeline.stages.cross_sums import CrossSums
+from rocket_core.pipeline.stages.sequential.block_side import BlockSide
+from rocket_core.pipeline.stages.sequential.cross_sums import CrossSums
 
 # Sums of several experts that are held at a time; a single one may be larger.
 _MOST_BYTES = 2**27

@@ -1,0 +1,1 @@
+"""Healing: training of what an artifact stores, and its files."""
