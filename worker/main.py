@@ -15,9 +15,9 @@ from app.shared.relay import OutboxRelay
 from app.shared.repositories import sweeps
 from app.shared.settings import Settings
 from worker.failures import log_failures
-from worker.isolation import check_isolation
-from worker.job_processes import FORKED_PROGRAM, JOB_PROGRAM, WarmJobs
 from worker.metrics import MetricsServer
+from worker.processes.isolation import check_isolation
+from worker.processes.job_processes import FORKED_PROGRAM, JOB_PROGRAM, WarmJobs
 from worker.reconciler import Reconciler
 from worker.runner import ALL_ROUND, Equipment, Runner, job_environment
 from worker.tasks import register_tasks

@@ -28,10 +28,10 @@ from app.shared.settings import Settings
 from app.shared.storage import WorkFolders
 from worker.device import Kind, device_environment
 from worker.failures import ended, lost
-from worker.isolation import choose_mechanism
-from worker.job_processes import JOB_PROGRAM, FreshJobs, JobProcess, JobProcesses, JobStart
-from worker.limits import group_name
 from worker.metrics import AttemptMeter
+from worker.processes.isolation import choose_mechanism
+from worker.processes.job_processes import JOB_PROGRAM, FreshJobs, JobProcess, JobProcesses, JobStart
+from worker.processes.limits import group_name
 
 # How soon the end of a process, or a request to stop, is noticed.
 _LOOK_SECONDS = 0.1

@@ -37,7 +37,6 @@ from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.artifact_size import spare_bytes
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.compress import compress_layers
-from rocket_core.pipeline.stages.sequential.compression import SequentialCompression
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.export import export_reports, write_export
 from rocket_core.pipeline.stages.healing.layers import heal_layers, healing_passes
@@ -45,6 +44,7 @@ from rocket_core.pipeline.stages.measurements import measure
 from rocket_core.pipeline.stages.profile import allocate_layers, profile_layers
 from rocket_core.pipeline.stages.publish import check_same_measurements, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
+from rocket_core.pipeline.stages.sequential.compression import SequentialCompression
 from rocket_core.pipeline.stages.token_tables import compress_tables
 from rocket_core.pipeline.stages.trial_run import check_export
 from rocket_core.pipeline.stages.units import group_units

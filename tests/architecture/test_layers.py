@@ -33,7 +33,7 @@ WITHOUT_TORCH = (
 
 
 BASE_INSTALL = [*(f"rocket_core.{name}" for name in WITHOUT_TORCH), "rocket_cli.main", "app.main", "worker.main"]
-BASE_INSTALL += ["worker.job", "worker.fetch", "rocket_core.checkpoint.download"]
+BASE_INSTALL += ["worker.attempt.job", "worker.confined.fetch", "rocket_core.checkpoint.download"]
 
 
 @pytest.mark.parametrize("module", BASE_INSTALL)
@@ -47,7 +47,7 @@ def test_the_base_install_imports_no_torch(module):
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["worker.compute", "worker.fetch"])
+@pytest.mark.parametrize("module", ["worker.confined.compute", "worker.confined.fetch"])
 @pytest.mark.slow
 def test_a_process_has_one_thread_until_it_is_confined(module):
     # numpy starts threads when it is imported, which would stay outside.

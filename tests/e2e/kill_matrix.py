@@ -82,18 +82,21 @@ POINTS = (
     Failpoint(name="mid-layer", function="rocket_core.methods.rank_search:may_win", when="before", call=3),
     Failpoint(
         name="layer-file-no-row",
-        function="worker.job_writer:ProgressWriter.on_profile",
+        function="worker.attempt.writer:ProgressWriter.on_profile",
         when="before",
         call=4,
         where="job",
     ),
     Failpoint(
-        name="after-row", function="worker.job_writer:ProgressWriter.on_profile", when="after", call=5, where="job"
+        name="after-row", function="worker.attempt.writer:ProgressWriter.on_profile", when="after", call=5, where="job"
     ),
     # The same in the compute process.
-    Failpoint(name="after-layer", function="worker.computation:Computation._on_profile", when="after", call=6),
+    Failpoint(name="after-layer", function="worker.confined.computation:Computation._on_profile", when="after", call=6),
     Failpoint(
-        name="after-allocation", function="worker.job_writer:ProgressWriter.on_allocation", when="after", where="job"
+        name="after-allocation",
+        function="worker.attempt.writer:ProgressWriter.on_allocation",
+        when="after",
+        where="job",
     ),
     # The first export is complete, the second has its weights.
     Failpoint(name="mid-save", function="rocket_core.pipeline.stages.export:_write_config", when="before", call=2),

@@ -26,7 +26,7 @@ QUICK = {
     # Where bubblewrap is installed, each process of a job would import what it needs; tests/system uses it.
     "ROCKET_ISOLATION": "landlock" if supported().missing == () else "auto",
 }
-JOB_MODULES = frozenset({"worker.job", "worker.compute", "worker.fetch"})
+JOB_MODULES = frozenset({"worker.attempt.job", "worker.confined.compute", "worker.confined.fetch"})
 
 
 class Service:

@@ -22,7 +22,8 @@ main(["serve", "--port", "0", "--data-dir", sys.argv[2]])
 # The process of an attempt, unchanged except for the program of its compute process.
 JOB = """
 import sys
-from worker import delegation, job
+from worker.attempt import delegation
+from worker.attempt import job
 delegation.COMPUTE_PROGRAM = (sys.argv[0].replace("job.py", "compute.py"),)
 sys.exit(job.main())
 """
@@ -47,7 +48,7 @@ def compress(model, output, config, *, on_progress, **options):
 library.compress = compress
 library.ProfileCache = lambda folder, quota_bytes: None
 sys.modules["rocket_core.pipeline"] = library
-from worker.compute import main
+from worker.confined.compute import main
 main()
 """
 

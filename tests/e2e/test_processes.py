@@ -98,7 +98,9 @@ def test_job_moved_between_workers_produces_identical_bytes(stack):
         wait(job_id, lambda job: events(job_id, 10))
         # The attempt's process, which is in between, hides its environment.
         [computing] = [
-            child for child in psutil.Process(first.pid).children(recursive=True) if runs(child, "worker.compute")
+            child
+            for child in psutil.Process(first.pid).children(recursive=True)
+            if runs(child, "worker.confined.compute")
         ]
         assert computing.environ()["CUDA_VISIBLE_DEVICES"] == ""
         # Killed; the next has another disk, and finds no checkpoint on it.

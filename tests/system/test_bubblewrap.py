@@ -85,7 +85,7 @@ def test_a_model_of_the_hub_is_downloaded_and_compressed(tmp_path):
 def test_a_cancelled_job_leaves_no_process(service):
     job_id = service.submit(**REQUEST | {"calibration": {"samples": 4096, "sequence_length": 64}})
     service.wait(job_id, until=lambda job: job["stage"] == "calibrating")
-    processes = [child for child in service.descendants() if runs(child, "worker.compute")]
+    processes = [child for child in service.descendants() if runs(child, "worker.confined.compute")]
     assert processes
     service.client.post(f"/jobs/{job_id}/cancel").raise_for_status()
     assert service.finished(job_id)["status"] == "cancelled"

@@ -20,8 +20,8 @@ from requirements.pin_images import default_images
 from rocket_cli.main import app
 from tests.worker.waiting import eventually
 from worker import health
-from worker.isolation import COMPUTE_USER
 from worker.main import Worker
+from worker.processes.isolation import COMPUTE_USER
 
 pytestmark = pytest.mark.system
 

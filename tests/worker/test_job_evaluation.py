@@ -11,7 +11,7 @@ from app.shared.repositories import evaluations, jobs
 from app.shared.storage import open_store
 from rocket_core.report.schema import CompressionReport
 from tests.worker.threads import ThreadedAttempt as Attempt
-from worker.earlier_artifact import fetch_earlier_artifact
+from worker.attempt.earlier_artifact import fetch_earlier_artifact
 
 REQUEST = {
     "calibration": {"samples": 2, "sequence_length": 16},

@@ -100,7 +100,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_files(
     mortal = program(f"""
     import rocket_core.{module} as module
     from tests.worker import threads
-    from worker import job
+    from worker.attempt import job
     module.{name} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(job.main(sys.argv[1:], launch=lambda program, *_: threads.ChildThread(program, lambda: False)))
     """)

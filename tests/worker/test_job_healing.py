@@ -107,7 +107,7 @@ def test_killed_twice_it_ends_with_the_same_bytes(
         import rocket_core.pipeline.stages.healing.artifact as stage
         from rocket_core.pipeline.state import healing_state
         from tests.worker import threads
-        from worker import job
+        from worker.attempt import job
         healing_state._SECONDS = healing_state._TIMES_ITS_COST = 0
         report = stage.Monitor.step
         def step(monitor, share, layer=None):

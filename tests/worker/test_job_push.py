@@ -14,8 +14,8 @@ from app.shared.requests import JobRequest, PushRequest
 from tests.loopback_service import free_port, wait_for
 from tests.reference.upload_hub import LARGE_BYTES, TOKEN, UploadHub
 from tests.worker.threads import ThreadedAttempt as Attempt
-from worker.messages import UploadRequest
-from worker.push import _Sent, _upload
+from worker.confined.messages import UploadRequest
+from worker.confined.push import _Sent, _upload
 from worker.runner import Runner
 
 REQUEST = {

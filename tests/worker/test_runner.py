@@ -273,7 +273,7 @@ def test_descendants_end_with_their_process(runner, program, diary, submit):
 def test_a_process_ends_with_the_worker(settings, submit, program, diary):
     submit()
     watched = program(
-        f"{STUBBORN}\n{diary.note('os.getpid()')}\nfrom worker.process import die_with\n"
+        f"{STUBBORN}\n{diary.note('os.getpid()')}\nfrom worker.processes.linux import die_with\n"
         f"die_with(int(sys.argv[3]))\n{diary.note(1)}\n{FOREVER}"
     )
     code = f"""

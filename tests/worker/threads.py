@@ -7,21 +7,21 @@ have real processes.
 import socket
 import threading
 
-from worker.channel import Channel, ChannelError
-from worker.children import COMPUTE_PROGRAM, PUSH_PROGRAM, Ending
-from worker.computation import Computation
-from worker.confinement import CONFINEMENT
-from worker.fetch import fetch
-from worker.isolation import Isolation
-from worker.job import Attempt
-from worker.messages import COMPUTE_REQUEST, FETCH_REQUEST, UPLOAD_REQUEST
-from worker.push import push
+from worker.attempt.job import Attempt
+from worker.confined.computation import Computation
+from worker.confined.confinement import CONFINEMENT
+from worker.confined.fetch import fetch
+from worker.confined.messages import COMPUTE_REQUEST, FETCH_REQUEST, UPLOAD_REQUEST
+from worker.confined.push import push
+from worker.processes.channel import Channel, ChannelError
+from worker.processes.children import COMPUTE_PROGRAM, PUSH_PROGRAM, Ending
+from worker.processes.isolation import Isolation
 
 KILLED = -9
 
 
 class ChildThread:
-    """In place of `worker.children.ChildProcess`.
+    """In place of `worker.processes.children.ChildProcess`.
 
     Args:
         program: which of the programs to run.

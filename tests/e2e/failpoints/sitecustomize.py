@@ -8,7 +8,7 @@ file, because the processes that read models have no variables but those that th
 
 Those processes can neither leave marks nor kill: a fork of each, made before it is confined, does so in its place.
 
-The variable STAND_IN holds the path of a program that workers run in place of `worker.job`.
+The variable STAND_IN holds the path of a program that workers run in place of `worker.attempt.job`.
 """
 
 import contextlib
@@ -148,13 +148,13 @@ def _install():
     changes = {}
     if points:
         arm = functools.partial(_arm_before_confinement, points=points, folder=folder, strike=strike)
-        changes["worker.confinement"] = [arm]
+        changes["worker.confined.confinement"] = [arm]
     for point in points:
         change = functools.partial(_wrap, folder=folder, point=point, strike=strike)
         changes.setdefault(point["function"].partition(":")[0], []).append(change)
     if STAND_IN in os.environ:
         program = (os.environ[STAND_IN],)
-        name = "worker.job_processes"
+        name = "worker.processes.job_processes"
         changes[name] = [*changes.get(name, ()), lambda m: setattr(m, "JOB_PROGRAM", program)]
     for name in changes.keys() & sys.modules.keys():
         for change in changes[name]:

@@ -1,4 +1,4 @@
-"""A stand-in for `python -m worker.job`, which keeps the lease and succeeds, without torch and without any work.
+"""A stand-in for `python -m worker.attempt.job`, which keeps the lease and succeeds without torch or any work.
 
 Only for a job whose metadata says `work: none`; any other is passed to the real program.
 """
@@ -14,9 +14,9 @@ from app.shared.repositories import jobs, leases, outputs
 from app.shared.repositories.leases import Lease
 from app.shared.settings import load_settings
 from tests.reference.reports import empty_report
-from worker.job_writer import ProgressWriter
-from worker.lease import LeaseKeeper
-from worker.process import die_with
+from worker.attempt.lease import LeaseKeeper
+from worker.attempt.writer import ProgressWriter
+from worker.processes.linux import die_with
 
 WORK_SECONDS = 0.5
 RESULT = JobResult(achieved_ratio=0, kept_parameters=1, compressible_parameters=1, stored_bytes=1, dense_bytes=1)
@@ -30,7 +30,7 @@ def main():
         metadata = jobs.get_job(session, job_id).request["metadata"]
     if metadata.get("work") != "none":
         database.close()
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "worker.job", *sys.argv[1:]])  # noqa: S606
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "worker.attempt.job", *sys.argv[1:]])  # noqa: S606
     die_with(int(parent))
     writer = ProgressWriter(database, lease, patience=settings.lease_seconds, max_profiles=settings.max_profiles)
     writer.write_with_retry(lambda session: leases.lock_leased_job(session, lease))

@@ -1,10 +1,10 @@
 from dataclasses import replace
 
 import pytest
-from tests.rocket_core.estimates.test_duration import LLAMA_1B, ZEN_5, shape
 
 from rocket_core.config import compression_config
 from rocket_core.estimates.evaluation_duration import EvaluationSizes, evaluation_operations
+from tests.rocket_core.estimates.test_duration import LLAMA_1B, ZEN_5, shape
 
 TINY = (*((192, 192), (192, 64), (192, 64), (192, 192)), (192, 512), (192, 512), (512, 192))
 SETTINGS = {"max_position_embeddings": 131_072, "vocab_size": 2048}

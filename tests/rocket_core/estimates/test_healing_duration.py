@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.rocket_core.estimates.test_duration import LLAMA_1B, ZEN_5, shape
 
 from rocket_core.config import compression_config
 from rocket_core.estimates.footprint import describe_model
@@ -14,6 +13,7 @@ from rocket_core.inspection.files.safetensors_headers import read_header
 from rocket_core.inspection.headers.weight_summary import summarize
 from rocket_core.models.architecture import build_architecture, read_config
 from rocket_core.pipeline.stages.healing.plan import plan_healing
+from tests.rocket_core.estimates.test_duration import LLAMA_1B, ZEN_5, shape
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "tiny-llama"
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.rocket_core.inspection.checks.test_preconditions import MORE, described, save
 
 from rocket_core.checkpoint import find_model
 from rocket_core.config import compression_config
@@ -13,6 +12,7 @@ from rocket_core.models.architecture import build_architecture, ignored_layers, 
 from rocket_core.models.token_tables import token_modules
 from rocket_core.pipeline.preflight import prepare_run
 from tests.reference.tiny_models import FAMILIES, save_tiny_model
+from tests.rocket_core.inspection.checks.test_preconditions import MORE, described, save
 
 BYTES = {"target_bytes": 10**8, "kinds": ("quantized",), "calibration": {"samples": 1, "sequence_length": 8}}
 

@@ -27,7 +27,6 @@ from rocket_core.pipeline.block_walk import begin_walk, loaded_block, split_inpu
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages.sequential.block_side import BlockSide
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.compress import (
     AchievedErrors,
@@ -36,10 +35,16 @@ from rocket_core.pipeline.stages.compress import (
     save,
     with_rounded_values,
 )
+from rocket_core.pipeline.stages.sequential.block_side import BlockSide
 from rocket_core.pipeline.stages.sequential.cross_sums import CrossSums, WholeTextSums
 from rocket_core.pipeline.stages.sequential.expert_sums import ExpertLayer, ExpertSums, expert_layers
 from rocket_core.pipeline.stages.sequential.input_sums import InputSums
-from rocket_core.pipeline.stages.sequential.refine import REFINED_BATCHES, REFINED_TOKENS_ON_CPU, CompressedBlock, Refinement
+from rocket_core.pipeline.stages.sequential.refine import (
+    REFINED_BATCHES,
+    REFINED_TOKENS_ON_CPU,
+    CompressedBlock,
+    Refinement,
+)
 from rocket_core.pipeline.stages.stored_weight import install_weight
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder

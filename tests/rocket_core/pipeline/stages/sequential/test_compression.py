@@ -86,7 +86,9 @@ def test_layers_with_dense_inputs_match_independent_compression(run_with):
 def test_layers_compensate_for_the_residual_stream(run_with, tmp_path, model_folder, settings, monkeypatch):
     chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), kinds=("sparse",))
     with_stream, _ = run_with(kinds=("sparse",))
-    monkeypatch.setattr("rocket_core.pipeline.stages.sequential.input_sums.find_residual_stream", lambda *_: ResidualStream())
+    monkeypatch.setattr(
+        "rocket_core.pipeline.stages.sequential.input_sums.find_residual_stream", lambda *_: ResidualStream()
+    )
     compress(str(model_folder("llama")), tmp_path, chosen)
     changed = {
         name.removesuffix(".weight")

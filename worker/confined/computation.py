@@ -1,0 +1,286 @@
+"""Running the library for a job's attempt, with its callbacks turned into messages."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from logging import ERROR, getLogger
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors, mask_secret
+from app.shared.settings import Settings
+from rocket_core.allocation.predictor import ModelProfile
+from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.errors import CompressionCancelledError, ModelNotFoundError
+from rocket_core.hub.repository import HubAccess
+from rocket_core.report.healing import HealingPoint
+from rocket_core.report.schema import StageReport
+from rocket_core.system.energy import EnergyMeter
+from rocket_core.system.gc_pause import no_collection
+from worker.confined.messages import (
+    ACKNOWLEDGED,
+    CANCELLED,
+    COMPUTE_REQUEST,
+    Advanced,
+    Allocated,
+    ComputeRequest,
+    Costed,
+    Evaluated,
+    Failed,
+    Finished,
+    Healed,
+    LayerProfiled,
+    LogLevel,
+    ModelProfiled,
+    Required,
+)
+from worker.failures import failure_of
+from worker.processes.channel import Channel, Message
+
+if TYPE_CHECKING:
+    from rocket_core.checkpoint import ModelSource
+    from rocket_core.pipeline import Progress
+
+_MAX_SECONDS = 1e9
+
+
+def receive_request(channel: Channel) -> ComputeRequest:
+    """Return the attempt's request, and start logging."""
+    request = channel.receive(COMPUTE_REQUEST)
+    assert request is not None
+    start_logging(request.log_level, request.token)
+    return request
+
+
+def start_logging(level: LogLevel, token: str | None) -> None:
+    """Log lines that `worker.processes.output` reads, from a confined process, whose environment holds no settings."""
+    if token is not None:
+        mask_secret(token)
+    configure_logging(Settings(log_level=level, log_format="json"))
+    # It warns of each file whose mode it may not set; files have the mode that it would set.
+    getLogger("huggingface_hub.file_download").setLevel(ERROR)
+    log_uncaught_errors()
+
+
+class Computation:
+    """One run of the library.
+
+    Args:
+        channel: connection to the attempt.
+        request: what to compute.
+        should_cancel: called at every step; True ends the run.
+        close_network: called when the Hub is no longer needed.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        request: ComputeRequest,
+        *,
+        should_cancel: Callable[[], bool],
+        close_network: Callable[[], object],
+    ) -> None:
+        self._channel = channel
+        self._request = request
+        self._should_cancel = should_cancel
+        self._close_network = close_network
+        # Loads at the same time as torch.
+        self._meter = EnergyMeter() if request.measure_energy else None
+
+    def run(self) -> None:
+        """Compute, and send the outcome.
+
+        Raises:
+            ChannelError: the attempt has ended.
+        """
+        try:
+            failure = failure_of(self._work, location=lambda: (None, None), hidden={})
+        except CompressionCancelledError:
+            self._channel.send(CANCELLED)
+            return
+        self._channel.send(Finished() if failure is None else Failed.by(failure))
+
+    def _work(self) -> None:
+        from huggingface_hub.utils import disable_progress_bars
+
+        # This process writes a log. Disabled before transformers is imported, which checks the setting only then.
+        disable_progress_bars()
+        with self._meter or nullcontext():
+            with no_collection(lasting=True):
+                import rocket_core.pipeline  # noqa: F401
+            adopt_loggers()
+            try:
+                self._run_task()
+            except PermissionError as error:
+                self._refuse_unreadable(error)
+                raise
+
+    def _run_task(self) -> None:
+        match self._request.task:
+            case "compression":
+                self._compress()
+            case "profile":
+                self._profile()
+            case "healing":
+                self._heal()
+            case "evaluation":
+                self._evaluate()
+            case "export":
+                self._export()
+
+    def _refuse_unreadable(self, error: PermissionError) -> None:
+        """Raise an error that says what to do if it is about a file of the model, whose owner may be another user."""
+        folder = self._request.folder or Path(self._request.model)
+        if error.filename is not None and Path(error.filename).is_relative_to(folder):
+            raise ModelNotFoundError(
+                f"{error.filename} cannot be read by the user that computes; ask the operator of this server to make "
+                "the model readable: chmod -R a+rX"
+            ) from error
+
+    def _compress(self) -> None:
+        from rocket_core.pipeline import ProfileCache, compress
+
+        request = self._request
+        compress(
+            self._model(),
+            request.output,
+            request.config,
+            revision=request.revision,
+            resume=True,
+            hub=HubAccess(token=request.token),
+            profiles=ProfileCache(request.profiles, quota_bytes=request.profiles_bytes),
+            meter=self._meter,
+            download=request.download,
+            on_progress=self._on_progress,
+            on_requirements=self._on_requirements,
+            on_offline=self._on_offline,
+            on_profile=self._on_profile,
+            on_profiled=self._on_profiled,
+            on_allocation=self._on_allocation,
+            on_healing=self._on_healing,
+            should_cancel=self._should_cancel,
+        )
+
+    def _heal(self) -> None:
+        from rocket_core.pipeline import heal
+        from rocket_core.pipeline.healing import HealedExport
+
+        request = self._request
+        assert request.artifact is not None
+        assert request.config.healing is not None
+        heal(
+            request.artifact,
+            request.output,
+            request.config.healing,
+            model=self._model(),
+            revision=request.revision,
+            exports=tuple(kind for kind in get_args(HealedExport) if kind in request.config.export),
+            resume=True,
+            hub=HubAccess(token=request.token),
+            meter=self._meter,
+            download=request.download,
+            on_progress=self._on_progress,
+            on_requirements=self._on_requirements,
+            on_offline=self._on_offline,
+            on_healing=self._on_healing,
+            should_cancel=self._should_cancel,
+        )
+
+    def _profile(self) -> None:
+        from rocket_core.pipeline import ProfileCache, profile_model
+
+        request = self._request
+        profile = profile_model(
+            self._model(),
+            request.output,
+            request.config,
+            revision=request.revision,
+            resume=True,
+            hub=HubAccess(token=request.token),
+            profiles=ProfileCache(request.profiles, quota_bytes=request.profiles_bytes),
+            meter=self._meter,
+            download=request.download,
+            on_progress=self._on_progress,
+            on_requirements=self._on_requirements,
+            on_offline=self._on_offline,
+            on_profile=self._on_profile,
+            on_costs=self._on_costs,
+            should_cancel=self._should_cancel,
+        )
+        self._on_profiled(profile)
+
+    def _evaluate(self) -> None:
+        from rocket_core.pipeline import evaluate_artifact
+
+        request = self._request
+        assert request.artifact is not None
+        report = evaluate_artifact(
+            self._model(),
+            request.artifact,
+            request.output,
+            request.config,
+            revision=request.revision,
+            hub=HubAccess(token=request.token),
+            on_progress=self._on_progress,
+            on_requirements=self._on_requirements,
+            on_offline=self._on_offline,
+            should_cancel=self._should_cancel,
+        )
+        self._insist(Evaluated(report=report))
+
+    def _export(self) -> None:
+        from rocket_core.pipeline.later_export import export_result
+
+        request = self._request
+        assert request.artifact is not None
+        assert request.export_to is not None
+        export_result(
+            request.artifact,
+            request.output,
+            request.export_to,
+            on_progress=self._on_progress,
+            on_requirements=self._on_requirements,
+            should_cancel=self._should_cancel,
+        )
+
+    def _model(self) -> "str | ModelSource":
+        from rocket_core.checkpoint import ModelSource
+
+        request = self._request
+        if request.folder is None:
+            return request.model
+        return ModelSource(name=request.model, folder=request.folder, commit=request.commit)
+
+    def _on_progress(self, progress: "Progress") -> None:
+        left = progress.seconds_left
+        if left is not None:
+            left = min(left, _MAX_SECONDS) if math.isfinite(left) else None
+        self._channel.send(
+            Advanced(stage=progress.stage, layer=progress.layer, fraction=progress.fraction, seconds_left=left)
+        )
+
+    def _on_requirements(self, memory_bytes: int) -> None:
+        self._insist(Required(memory_bytes=memory_bytes))
+
+    def _on_offline(self) -> None:
+        self._close_network()
+
+    def _on_profile(self, position: int, profile: LayerProfile) -> None:
+        self._insist(LayerProfiled(position=position, profile=profile))
+
+    def _on_profiled(self, profile: ModelProfile) -> None:
+        self._insist(ModelProfiled(profile=profile))
+
+    def _on_allocation(self, allocation: Sequence[tuple[str, Candidate]]) -> None:
+        self._insist(Allocated(chosen=tuple(allocation)))
+
+    def _on_healing(self, point: HealingPoint) -> None:
+        self._insist(Healed(point=point))
+
+    def _on_costs(self, stages: tuple[StageReport, ...]) -> None:
+        self._insist(Costed(stages=stages))
+
+    def _insist(self, message: Message) -> None:
+        """Send a message and wait until it is in the database."""
+        self._channel.send(message)
+        self._channel.receive(ACKNOWLEDGED)

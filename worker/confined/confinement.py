@@ -1,0 +1,50 @@
+"""Confinement of processes that read untrusted files: what they may access.
+
+This module imports no library that starts threads, because access to files is restricted for one thread only.
+"""
+
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from app.shared.confinement import Sandbox, become_user, enter_sandbox
+from worker.processes.channel import Channel, Message
+
+
+class Confinement(Message):
+    """The first message to a confined process."""
+
+    readable: tuple[Path, ...]
+    """files and folders that it may read."""
+    writable: tuple[Path, ...]
+    """folders that it may also write to."""
+    network: bool
+    """whether it may open sockets."""
+    required: bool = False
+    """whether it must end if the system does not restrict all that."""
+    user: int | None = None
+    """user that it becomes; None keeps that of the service."""
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """What it may use."""
+        return Sandbox(readable=self.readable, writable=self.writable, network=self.network)
+
+
+CONFINEMENT = TypeAdapter(Confinement)
+
+
+def enter_confinement(channel: Channel) -> Confinement:
+    """Confine this process permanently, as the first message on its channel says, and return that message.
+
+    Call it while the process has only one thread.
+
+    Raises:
+        SandboxError: the system does not restrict what it must; the process must end.
+    """
+    settings = channel.receive(CONFINEMENT)
+    assert settings is not None
+    if settings.user is not None:
+        become_user(settings.user)
+    enter_sandbox(settings.sandbox, required=settings.required)
+    return settings
