@@ -22,7 +22,7 @@ def notebook_shell() -> Any | None:
 
 
 def show_in_notebooks() -> None:
-    """Have the notebook that this process runs for show reports as tables; a no-op without one."""
+    """Register the tables with the notebook that this process runs for; a no-op without one."""
     shell = notebook_shell()
     if shell is not None:
         html = shell.display_formatter.formatters["text/html"]

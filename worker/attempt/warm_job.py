@@ -1,8 +1,8 @@
-"""Process of a job's attempt, forked from a process that has imported the library; see `worker.processes.job_processes`.
+"""Process of an attempt, forked from one that has imported the library; see `worker.processes.job_processes`.
 
-Compared with `python -m worker.attempt.job`, everything is the same but for the imports: the process leads a session, runs in
-the job's folder, and receives its arguments and settings, with all secrets, only after it has forked the processes
-that will read the model.
+Compared with `python -m worker.attempt.job`, everything is the same but for the imports: the process leads a session,
+runs in the job's folder, and receives its arguments and settings, with all secrets, only after it has forked the
+processes that will read the model.
 """
 
 import importlib

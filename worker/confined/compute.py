@@ -1,12 +1,12 @@
 """Process that runs the library on an untrusted model: `python -m worker.confined.compute DESCRIPTOR PARENT JOB`.
 
-    worker                  queue, database, store, secrets
-    └── worker.attempt.job          one attempt at a job: its lease, database, store, secrets
+    worker                           queue, database, store, secrets
+    └── worker.attempt.job           one attempt at a job: its lease, database, store, secrets
         ├── worker.confined.fetch    downloads a model from the Hub: network and a Hub token; loads nothing
         └── worker.confined.compute  reads the model: files of this job, limited memory, no network, no secrets
 
-This process is confined before it reads anything; see `worker.confined.confinement` for the first message to it. Its results
-go to the attempt through one connection, and as files into the output folder.
+This process is confined before it reads anything; see `worker.confined.confinement` for the first message to it. Its
+results go to the attempt through one connection, and as files into the output folder.
 """
 
 import argparse

@@ -1,4 +1,6 @@
-"""Process that downloads a model from the Hub, without loading it: `python -m worker.confined.fetch DESCRIPTOR PARENT JOB`.
+"""Process that downloads a model from the Hub, without loading it.
+
+    python -m worker.confined.fetch DESCRIPTOR PARENT JOB
 
 It has network access and the job's or the operator's Hub token, but no other secrets and no files except the cache.
 """

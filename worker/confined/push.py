@@ -1,4 +1,6 @@
-"""Process that pushes an artifact to the Hub, without loading it: `python -m worker.confined.push DESCRIPTOR PARENT JOB`.
+"""Process that pushes an artifact to the Hub, without loading it.
+
+    python -m worker.confined.push DESCRIPTOR PARENT JOB
 
 It has network access, a Hub token with write access and the artifact, but no other secrets and no other files.
 """

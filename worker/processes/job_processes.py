@@ -2,8 +2,8 @@
 
     worker                          started once
     └── template                    has imported torch, transformers and the library; one thread, no device, no secrets
-        └── worker.attempt.job              forked in advance; receives a job, with the service's settings
-            └── worker.confined.compute      forked in advance by worker.attempt.job, while it knows no secrets
+        └── worker.attempt.job          forked in advance; receives a job, with the service's settings
+            └── worker.confined.compute forked in advance by worker.attempt.job, while it knows no secrets
 
 Importing takes seconds, which an attempt would spend before its first stage. All of these processes end with the
 worker, however it ends. See `app.shared.fork_server`.

@@ -1,1 +1,1 @@
-"""Files of models that nobody vouches for: names, sizes, JSON, headers and unsafe settings. Loads no torch."""
+"""Files of untrusted models: names, sizes, JSON, headers and unsafe settings. Loads no torch."""

@@ -84,7 +84,7 @@ def test_the_dense_export_is_healed_as_well(runs):
         torch.testing.assert_close(within[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.soak  # `tests/worker/test_job_healing.py` kills a job.
+@pytest.mark.soak  # `tests/worker/attempt/test_job_healing.py` kills a job.
 @pytest.mark.parametrize("runs", ["refined"], indirect=True)
 def test_killed_twice_it_ends_with_the_same_bytes(tmp_path, runs, model_folder):
     folder, whole, _, points, config = runs

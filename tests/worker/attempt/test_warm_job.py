@@ -252,7 +252,10 @@ def test_spares_that_cannot_be_forked_are_not_needed(tmp_path):
 
 
 def test_killing_a_worker_ends_its_template():
-    code = "import time, worker.processes.job_processes as p; w = p.WarmJobs({}); w.prepare(); print('on', flush=1); time.sleep(60)"
+    code = (
+        "import time; from worker.processes.job_processes import WarmJobs; w = WarmJobs({}); w.prepare(); "
+        "print('on', flush=1); time.sleep(60)"
+    )
     process = psutil.Popen([sys.executable, "-c", code], stdout=-1)
     try:
         process.stdout.readline()
