@@ -200,7 +200,7 @@ def test_a_stopped_encoder_decoder_ends_with_identical_bytes(
                 observer=Watch(
                     on_progress=seen.append,
                     should_cancel=lambda: bool(seen) and (seen[-1].layer or "").startswith(stop),  # noqa: B023
-                ),  # noqa: B023, RUF100
+                ),
             )
         assert seen[-1].stage == "calibrating"
     compress(model, output, settings_of("t5"), resume=True)

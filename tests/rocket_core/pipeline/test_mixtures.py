@@ -124,7 +124,7 @@ def test_a_stopped_run_ends_with_identical_bytes(family, tmp_path, mixture, sett
                 resume=True,
                 observer=Watch(
                     on_progress=seen.append, should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or "")  # noqa: B023
-                ),  # noqa: B023, RUF100
+                ),
             )
     compress(str(mixture(family)), tmp_path / "out", settings(preset="fast"), resume=True)
     assert fingerprint(tmp_path / "out") == fingerprint(compressed(family)[0])

@@ -146,7 +146,7 @@ def test_a_stopped_run_ends_with_identical_bytes(model, settings, tmp_path):
                 resume=True,
                 observer=Watch(
                     on_progress=seen.append, should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or "")  # noqa: B023
-                ),  # noqa: B023, RUF100
+                ),
             )
     compress(str(model("mixtral")), tmp_path / "twice", config, resume=True)
     compress(str(model("mixtral")), tmp_path / "once", config)

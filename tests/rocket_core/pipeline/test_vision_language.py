@@ -175,7 +175,7 @@ def test_a_stopped_run_ends_with_identical_bytes(family, tmp_path, folder, setti
                 resume=True,
                 observer=Watch(
                     on_progress=seen.append, should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or "")  # noqa: B023
-                ),  # noqa: B023, RUF100
+                ),
             )
     compress(str(folder(family)), tmp_path / "out", config, resume=True)
     assert fingerprint(tmp_path / "out") == fingerprint(compressed(family)[0])
