@@ -23,14 +23,14 @@ import torch
 from rocket_core.config import Stage, compression_config
 from rocket_core.estimates.duration import count_operations
 from rocket_core.estimates.operations import Operations
-from rocket_core.pipeline import Progress, compress, requirements
+from rocket_core.pipeline import Observer, Progress, compress, requirements
 from rocket_core.system.machine_speed import MachineSpeed, measure_speed
 
 _SAMPLE_MODEL = Path(__file__).parents[1] / "examples" / "tiny-llama"
 _LEAST, _MOST = 0.1, 0.9
 
 
-class _Clock:
+class _Clock(Observer):
     """Time by stage, and what was told about the time left."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _Clock:
         self.told: list[tuple[float, float]] = []
         self._stage, self._at, self.began = "", time.process_time(), time.perf_counter()
 
-    def __call__(self, progress: Progress) -> None:
+    def on_progress(self, progress: Progress) -> None:
         """Charge the time since the last call to its stage."""
         now = time.process_time()
         self.seconds[self._stage] += now - self._at
@@ -65,7 +65,7 @@ def measure(model: Path, speed: MachineSpeed, settings: Mapping[str, Any]) -> st
 
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(requirements, "count_operations", count):
-        compress(str(model), Path(folder, "out"), compression_config(**settings), on_progress=clock)
+        compress(str(model), Path(folder, "out"), compression_config(**settings), observer=clock)
     whole = time.perf_counter() - clock.began
     stages = {stage: (operations.duration(speed), clock.seconds[stage]) for stage, operations in counted.items()}
     estimated, measured = sum(pair[0] for pair in stages.values()), sum(clock.seconds.values())

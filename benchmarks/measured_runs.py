@@ -13,9 +13,22 @@ from safetensors import safe_open
 
 from rocket_core.config import compression_config
 from rocket_core.engines import ENGINES
-from rocket_core.pipeline import ProfileCache, Progress, compress
+from rocket_core.pipeline import Observer, ProfileCache, Progress, compress
 from rocket_core.report.quality import Difference
 from rocket_core.report.schema import CompressionReport
+
+
+class EvaluationClock(Observer):
+    """Clock of the CPU seconds before the evaluation, which is not a cost of the method."""
+
+    def __init__(self) -> None:
+        self._began = time.process_time()
+        self.seconds = 0.0
+
+    def on_progress(self, progress: Progress) -> None:
+        """Take the time of the first step of the evaluation."""
+        if progress.stage == "evaluating" and not self.seconds:
+            self.seconds = time.process_time() - self._began
 
 
 def run(
@@ -52,16 +65,9 @@ def compressed(
         evaluate={"dataset": str(given.measure), "samples": given.windows, "sequence_length": given.length},
         **settings,
     )
-    began = time.process_time()
-    seconds: list[float] = []
-
-    def note(progress: Progress) -> None:
-        """Record the time before the evaluation, which is not a cost of the method."""
-        if progress.stage == "evaluating" and not seconds:
-            seconds.append(time.process_time() - began)
-
-    report = compress(str(model), folder, config, on_progress=note, profiles=profiles)
-    return report, seconds[0]
+    clock = EvaluationClock()
+    report = compress(str(model), folder, config, observer=clock, profiles=profiles)
+    return report, clock.seconds
 
 
 def stored_fraction(artifact: Path, model: Path, report: CompressionReport) -> float:

@@ -11,7 +11,6 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -20,9 +19,10 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib import pyplot
 
+from benchmarks.measured_runs import EvaluationClock
 from rocket_core.config import compression_config
 from rocket_core.errors import InfeasibleBudgetError
-from rocket_core.pipeline import Progress, compress
+from rocket_core.pipeline import compress
 
 FACTORED = ("low_rank", "factored", "shared")
 WITHOUT_CODES = "best, without codes"
@@ -67,17 +67,10 @@ def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed
         **VARIANTS[variant],
     )
     row = {"variant": variant, "ratio": ratio, "budget": budget, "seed": seed}
-    began = time.process_time()
-    seconds: list[float] = []
-
-    def note(progress: Progress) -> None:
-        """Record the time before the evaluation, which is not a cost of the method."""
-        if progress.stage == "evaluating" and not seconds:
-            seconds.append(time.process_time() - began)
-
+    clock = EvaluationClock()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            report = compress(str(given.model), Path(folder), config, on_progress=note)
+            report = compress(str(given.model), Path(folder), config, observer=clock)
         except InfeasibleBudgetError as error:
             return row | {"infeasible": str(error)}
     evaluation = report.evaluation
@@ -95,7 +88,7 @@ def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed
         "quality": quality,
         "achieved": report.totals.achieved_ratio,
         "achieved_bytes": report.totals.achieved_byte_ratio,
-        "cpu_seconds": seconds[0],
+        "cpu_seconds": clock.seconds,
     }
 
 

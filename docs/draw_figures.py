@@ -25,7 +25,7 @@ from rocket_core.allocation import Allocation
 from rocket_core.allocation.predictor import ModelProfile, Predictor
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import compression_config
-from rocket_core.pipeline import compress
+from rocket_core.pipeline import Observer, compress
 
 FOLDER = Path(__file__).parent / "figures"
 MODEL = Path(__file__).parents[1] / "examples" / "tiny-llama"
@@ -69,18 +69,28 @@ def main() -> None:
     sys.stdout.write(json.dumps(numbers, indent=2) + "\n")
 
 
+class _Profile(Observer):
+    """Observer that keeps the profile."""
+
+    profile: ModelProfile | None = None
+
+    def on_profiled(self, profile: ModelProfile) -> None:
+        """Keep it."""
+        self.profile = profile
+
+
 def profiled(**settings: object) -> tuple[ModelProfile, int]:
     """Compress the model, and return its profile and the number of calibration tokens.
 
     Args:
         settings: further settings of the compression.
     """
-    profiles: list[ModelProfile] = []
+    noted = _Profile()
     with tempfile.TemporaryDirectory() as folder:
         config = compression_config(ratio=RATIO, calibration=CALIBRATION, export=("factored",), **settings)
-        report = compress(str(MODEL), Path(folder) / "out", config, on_profiled=profiles.append)
-    [profile] = profiles
-    return profile, report.calibration.tokens
+        report = compress(str(MODEL), Path(folder) / "out", config, observer=noted)
+    assert noted.profile is not None
+    return noted.profile, report.calibration.tokens
 
 
 def draw(predictor: Predictor, allocation: Allocation, folder: Path, alone: Mapping[str, LayerProfile]) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.scale.operations import Operations, Product, Spent, clock_of, seconds_in_mm
 from rocket_core.config import compression_config
-from rocket_core.pipeline import Progress, compress, requirements
+from rocket_core.pipeline import Observer, Progress, compress, requirements
 from rocket_core.system.devices import resolve_device
 
 _MOST_LISTED = 25
@@ -26,7 +26,7 @@ _SAMPLE_SECONDS = 0.5
 
 
 @dataclass(kw_only=True, slots=True)
-class _Meter:
+class _Meter(Observer):
     """Time by stage and layer, of the processor or of an accelerator, and the largest work folder."""
 
     folder: Path
@@ -40,7 +40,7 @@ class _Meter:
     _stage: str = "start"
     _layer: str = ""
 
-    def __call__(self, progress: Progress) -> None:
+    def on_progress(self, progress: Progress) -> None:
         """Charge the time since the last call to the stage and layer that it belonged to."""
         now = self.clock()
         self.seconds[self._stage] += now - self._at
@@ -77,7 +77,7 @@ def main() -> None:
         mock.patch.object(requirements, "free_memory", return_value=sys.maxsize).start()
     meter._at, wall = meter.clock(), time.perf_counter()
     with record or nullcontext(), _sampled_memory() as held:
-        report = compress(given.model, given.out, config, on_progress=meter)
+        report = compress(given.model, given.out, config, observer=meter)
     result: dict[str, Any] = {
         "seconds": sum(meter.seconds.values()),
         "wall_seconds": time.perf_counter() - wall,

@@ -1,28 +1,18 @@
 """`rocket compress`: compression of a model on this machine."""
 
-import os
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from rocket_cli import options
 from rocket_cli.compression_options import LocalOptions
 from rocket_cli.exit_codes import reported_failures
+from rocket_cli.local_run import local_run
 from rocket_cli.option_groups import expand_groups
-from rocket_cli.progress_view import hide_library_bars, print_line, progress_view
 from rocket_cli.report_table import print_report
 from rocket_cli.resuming import advise_to_resume
-from rocket_cli.signals import stopping_on_signals
 from rocket_client._exit_codes import ExitCode
 from rocket_core.report.schema import CompressionReport
-from rocket_core.system.energy import EnergyMeter
-from rocket_core.system.gc_pause import no_collection
-from rocket_core.system.torch_environment import set_torch_defaults
-
-if TYPE_CHECKING:
-    from rocket_core.pipeline import Progress
 
 
 @expand_groups
@@ -60,32 +50,17 @@ def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) ->
     config = compression.config(device=compression.device, dtype=compression.dtype, precision=compression.precision)
     # Before torch is imported, which takes seconds.
     check_request(model, config, revision=compression.revision, file_size=dense_file_bytes)
-    set_torch_defaults(os.environ)
-    with EnergyMeter() if compression.energy else nullcontext() as meter:
-        # This takes seconds, in which the meter gets ready.
-        with no_collection(lasting=True):
-            from rocket_core.pipeline import compress as run_pipeline
+    with local_run(energy=compression.energy, quiet=quiet) as (meter, observer):
+        from rocket_core.pipeline import ProfileCache
+        from rocket_core.pipeline import compress as run_pipeline
 
-        cache = None
-        if compression.profiles is not None:
-            from rocket_core.pipeline import ProfileCache
-
-            cache = ProfileCache(compression.profiles)
-        hide_library_bars()
-        with progress_view(quiet=quiet) as view, stopping_on_signals(view.announce_stop) as stop:
-
-            def show(progress: "Progress") -> None:
-                view.show(progress.stage, progress.layer or "", progress.fraction, progress.seconds_left)
-
-            return run_pipeline(
-                model,
-                output,
-                config,
-                revision=compression.revision,
-                resume=compression.resume,
-                profiles=cache,
-                meter=meter,
-                on_progress=show,
-                on_warning=lambda warning: None if quiet else print_line(f"warning: {warning}"),
-                should_cancel=stop.made,
-            )
+        return run_pipeline(
+            model,
+            output,
+            config,
+            revision=compression.revision,
+            resume=compression.resume,
+            profiles=None if compression.profiles is None else ProfileCache(compression.profiles),
+            meter=meter,
+            observer=observer,
+        )

@@ -1,28 +1,18 @@
 """`rocket heal`: training of an artifact towards the model that it was made from."""
 
-import os
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from rocket_cli import options
 from rocket_cli.exit_codes import reported_failures
-from rocket_cli.progress_view import hide_library_bars, progress_view
+from rocket_cli.local_run import local_run
 from rocket_cli.report_table import print_healing
 from rocket_cli.resuming import advise_to_resume
-from rocket_cli.signals import stopping_on_signals
 from rocket_client._exit_codes import ExitCode
 from rocket_core.config import BUILTIN_DATASET, DEFAULT_HEALING_TOKENS, HealingConfig, healing_config
 from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.report.healing import HealingReport
-from rocket_core.system.energy import EnergyMeter
-from rocket_core.system.gc_pause import no_collection
-from rocket_core.system.torch_environment import set_torch_defaults
-
-if TYPE_CHECKING:
-    from rocket_core.pipeline import Progress
 
 
 def heal(
@@ -74,24 +64,16 @@ def _run(
     resume: bool,
     quiet: bool,
 ) -> HealingReport:
-    set_torch_defaults(os.environ)
-    with EnergyMeter() if energy else nullcontext() as meter:
-        with no_collection(lasting=True):
-            from rocket_core.pipeline import heal as run_pipeline
-        hide_library_bars()
-        with progress_view(quiet=quiet) as view, stopping_on_signals(view.announce_stop) as stop:
+    with local_run(energy=energy, quiet=quiet) as (meter, observer):
+        from rocket_core.pipeline import heal as run_pipeline
 
-            def show(progress: "Progress") -> None:
-                view.show(progress.stage, progress.layer or "", progress.fraction, progress.seconds_left)
-
-            return run_pipeline(
-                artifact,
-                output,
-                config,
-                model=original[0],
-                revision=original[1],
-                resume=resume,
-                meter=meter,
-                on_progress=show,
-                should_cancel=stop.made,
-            )
+        return run_pipeline(
+            artifact,
+            output,
+            config,
+            model=original[0],
+            revision=original[1],
+            resume=resume,
+            meter=meter,
+            observer=observer,
+        )

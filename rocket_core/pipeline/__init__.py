@@ -8,11 +8,11 @@ later runs. `heal` trains a finished artifact, and `evaluate_artifact` compares 
 
 from rocket_core.pipeline.artifact_evaluation import evaluate_artifact
 from rocket_core.pipeline.healing import heal
-from rocket_core.pipeline.progress import Progress
+from rocket_core.pipeline.observer import Observer, Progress
 from rocket_core.pipeline.run import compress, profile_model
 from rocket_core.pipeline.state.profile_cache import ProfileCache
 from rocket_core.report.notebook import show_in_notebooks
 
-__all__ = ["ProfileCache", "Progress", "compress", "evaluate_artifact", "heal", "profile_model"]
+__all__ = ["Observer", "ProfileCache", "Progress", "compress", "evaluate_artifact", "heal", "profile_model"]
 
 show_in_notebooks()

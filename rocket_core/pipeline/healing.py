@@ -1,8 +1,9 @@
 """`heal`: training of a finished artifact towards the model that it was made from."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -10,18 +11,19 @@ import torch
 
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import ModelSource
-from rocket_core.config import STAGES, WORK_FOLDER_NAME, CompressionConfig, HealingConfig, Stage
+from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig, HealingConfig, Stage
 from rocket_core.engines import ExportKind
 from rocket_core.errors import InvalidConfigError
 from rocket_core.evaluation import ModelFolder, open_model
 from rocket_core.hub.repository import HubAccess, offline
 from rocket_core.models.architecture import build_architecture, read_config
 from rocket_core.pipeline.artifact import Artifact, check_original, open_artifact, original_name
+from rocket_core.pipeline.observer import Observer
 from rocket_core.pipeline.open_work import open_work
 from rocket_core.pipeline.preflight import dataset_identity
-from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
+from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.requirements import check_healing
-from rocket_core.pipeline.stage_costs import Costs, combined_costs
+from rocket_core.pipeline.stage_costs import combined_costs
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.export import export_reports
 from rocket_core.pipeline.stages.healing.artifact import heal_artifact
@@ -32,7 +34,7 @@ from rocket_core.pipeline.state.files import read_model, write_model
 from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
-from rocket_core.report.healing import HealingPoint, HealingReport
+from rocket_core.report.healing import HealingReport
 from rocket_core.report.schema import CompressionReport, StageReport
 from rocket_core.schema import FrozenModel
 from rocket_core.system.devices import resolve_device
@@ -93,11 +95,7 @@ def heal(
     hub: HubAccess = HubAccess(),
     meter: EnergyMeter | None = None,
     download: StageReport | None = None,
-    on_progress: Callable[[Progress], None] = lambda _progress: None,
-    on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
-    on_offline: Callable[[], None] = lambda: None,
-    on_healing: Callable[[HealingPoint], None] = lambda _point: None,
-    should_cancel: Callable[[], bool] = lambda: False,
+    observer: Observer | None = None,
 ) -> HealingReport:
     """Train what an artifact stores as numbers, so that it predicts tokens as the model that it was made from.
 
@@ -118,11 +116,7 @@ def heal(
         hub: credentials and cache directory for Hub access.
         meter: measures the energy of each stage, starting before the call; None leaves it out of the report.
         download: cost of downloading the original, if it was found before the call; its device is filled in.
-        on_progress: called at every step.
-        on_requirements: called with the estimated bytes of memory, before the work that needs them.
-        on_offline: called when everything that may come from the Hub has been read; the network is not used after that.
-        on_healing: called with every point of the loss curve; a resumed run reports those of the earlier one again.
-        should_cancel: called at every step; True ends the run, and a checkpoint is kept.
+        observer: notified of the progress; see `Observer`. None shows a bar if a person looks on.
 
     Returns:
         The report, which is also written to `output`; and into the report of the compression, if the artifact has one.
@@ -131,17 +125,8 @@ def heal(
         RocketError: see `rocket_core.errors` for the kinds.
     """
     artifact, output = Path(artifact), Path(output)
-    callbacks = Callbacks(
-        on_progress=on_progress, on_requirements=on_requirements, on_healing=on_healing, should_cancel=should_cancel
-    )
-    left_out = [stage for stage in STAGES if stage not in _STAGES]
-
-    def monitor_of(costs: Costs) -> Monitor:
-        if download is not None:
-            costs.include(download)
-        return Monitor(callbacks, costs, left_out=left_out)
-
-    with open_work(output, config.device, meter, monitor_of) as (work, monitor):
+    monitor_of = partial(Monitor, stages=_STAGES)
+    with open_work(output, config.device, observer, monitor_of, meter=meter, download=download) as (work, monitor):
         with monitor.stage("preflight"), offline():
             found = open_artifact(artifact)
         source = _find_original(found, model, revision, hub, monitor)
@@ -164,10 +149,10 @@ def heal(
                 output=output,
                 work=work,
             )
-            monitor.requires(check_healing(prepared.plan, source.name, prepared.device, output))
+            monitor.observer.on_requirements(check_healing(prepared.plan, source.name, prepared.device, output))
             work.claim(identity, CalibrationInputs.of_text(prepared.plan.windows))
         with offline():
-            on_offline()
+            monitor.observer.on_offline()
             report = _heal(prepared, monitor)
         monitor.finish()
         return report

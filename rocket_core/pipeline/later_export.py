@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from rocket_core.checkpoint import open_checkpoint
@@ -10,11 +9,12 @@ from rocket_core.engines import LaterExport
 from rocket_core.errors import CompressionCancelledError, CorruptCheckpointError
 from rocket_core.exports.artifact_folder import REPORT_NAME, read_report, write_report
 from rocket_core.exports.conversion import export_artifact
-from rocket_core.pipeline.progress import Progress
+from rocket_core.pipeline.observer import Observer, Progress
 from rocket_core.report.schema import CompressionReport
 
 # For each number of the largest tensor: its codes or factors, the weight in float32, and as it is written.
 _BYTES_PER_NUMBER = 16
+_SILENT = Observer()
 
 
 def export_result(
@@ -22,9 +22,7 @@ def export_result(
     output: Path,
     kind: LaterExport,
     *,
-    on_progress: Callable[[Progress], None] = lambda _progress: None,
-    on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
-    should_cancel: Callable[[], bool] = lambda: False,
+    observer: Observer = _SILENT,
 ) -> CompressionReport:
     """Write an artifact in another format into `output/KIND`, and the report of its compression next to it.
 
@@ -34,26 +32,24 @@ def export_result(
         artifact: folder of the artifact, with its report.
         output: an existing folder.
         kind: the format; see `export_artifact`.
-        on_progress: called before each tensor.
-        on_requirements: called with the estimated bytes of memory, before the work that needs them.
-        should_cancel: called before each tensor; True ends the run.
+        observer: notified of the estimated bytes of memory, and before each tensor.
 
     Returns:
         The report of the compression, with this export as the only one.
 
     Raises:
-        CompressionCancelledError: `should_cancel` returned True.
+        CompressionCancelledError: the observer has cancelled it.
         RocketError: see `export_artifact`.
     """
     report = read_report(artifact)
     if report is None:
         raise CorruptCheckpointError(f"{artifact} has no {REPORT_NAME}; compress the model again")
-    on_requirements(_BYTES_PER_NUMBER * _largest_tensor(artifact, report))
+    observer.on_requirements(_BYTES_PER_NUMBER * _largest_tensor(artifact, report))
 
     def on_step(share: float, _tensor: str) -> None:
-        if should_cancel():
+        if observer.should_cancel():
             raise CompressionCancelledError("cancelled while the export was written")
-        on_progress(Progress(stage="exporting", layer=None, fraction=min(share, 1.0), seconds_left=None))
+        observer.on_progress(Progress(stage="exporting", layer=None, fraction=min(share, 1.0), seconds_left=None))
 
     folder = output / kind
     # It appears when it is complete.

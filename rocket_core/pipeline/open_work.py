@@ -6,7 +6,9 @@ from pathlib import Path
 
 from rocket_core.config import WORK_FOLDER_NAME
 from rocket_core.errors import InvalidConfigError
+from rocket_core.pipeline.observer import Observer
 from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.progress_bar import shown
 from rocket_core.pipeline.resource_errors import resource_errors
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -18,15 +20,23 @@ from rocket_core.system.process_memory import map_large_tensors
 
 @contextmanager
 def open_work(
-    output: Path, device: str, meter: EnergyMeter | None, monitor_of: Callable[[Costs], Monitor]
+    output: Path,
+    device: str,
+    observer: Observer | None,
+    monitor_of: Callable[[Observer, Costs], Monitor],
+    *,
+    meter: EnergyMeter | None = None,
+    download: StageReport | None = None,
 ) -> Iterator[tuple[WorkFolder, Monitor]]:
     """Yield the work folder of a run and its monitor; convert resource errors, and release the folder at the end.
 
     Args:
         output: the output folder.
         device: name of the device.
+        observer: the caller's; None for a bar if a person looks on.
+        monitor_of: makes the monitor, given the observer and the costs of the stages.
         meter: measures the energy of each stage; None leaves it out.
-        monitor_of: makes the monitor, given the costs of the stages.
+        download: cost of downloading the model, if it was found before.
 
     Raises:
         InvalidConfigError: the output is a file, or the device cannot be used.
@@ -43,10 +53,11 @@ def open_work(
             work.save_stages(stages)
 
     costs = Costs(resolved, work.stages(), meter=meter, save=save)
-    monitor = monitor_of(costs)
-    with resource_errors(output):
+    if download is not None:
+        costs.include(download)
+    with resource_errors(output), shown(observer) as notified:
         try:
-            yield work, monitor
+            yield work, monitor_of(notified, costs)
         finally:
             save(costs.stages)
             work.release()

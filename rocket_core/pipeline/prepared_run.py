@@ -70,8 +70,8 @@ def prepare(
         needed = max(needed, check_healing(healing, run.source.name, run.device, output))
     warning = coverage_of_run(run).warning
     if warning is not None:
-        monitor.warn(warning)
-    monitor.requires(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
+        monitor.observer.on_warning(warning)
+    monitor.observer.on_requirements(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
     monitor.expect(expected_seconds(run, len(calibration), healing, plan))
     work.claim(identity, calibration)
     if healing is not None:

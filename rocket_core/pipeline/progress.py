@@ -1,16 +1,14 @@
 """Progress and cancellation of a run."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from rocket_core.allocation.predictor import ModelProfile
-from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.config import STAGES, Stage, stage_label
+from rocket_core.config import Stage, stage_label
 from rocket_core.errors import CompressionCancelledError
+from rocket_core.pipeline.observer import Observer, Progress
 from rocket_core.pipeline.stage_costs import Costs
-from rocket_core.report.healing import HealingPoint
 
 # Share of a run's time by stage, measured on a 20 M parameter model; only the progress bar depends on it.
 _SHARES: dict[Stage, float] = {
@@ -35,71 +33,36 @@ _REFINED_SHARE = 5.0
 # Share of healing on as many tokens as the calibration has: four passes forward, of which `differentiating` takes three
 # on an eighth of them.
 _HEALING_PASS_SHARE = 0.6
-_AFTER_PROFILING = frozenset(STAGES[STAGES.index("calibrating") + 1 :])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """Progress of a run.
-
-    Attributes:
-        stage: the current stage.
-        layer: the layer being processed; None between layers.
-        fraction: fraction of the whole run, [0, 1], never decreasing.
-        seconds_left: estimate from the speed so far; None while no estimate is possible.
-    """
-
-    stage: Stage
-    layer: str | None
-    fraction: float
-    seconds_left: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Callbacks:
-    """Callbacks of `compress`, `profile_model` and `heal`, where they are described."""
-
-    on_progress: Callable[[Progress], None]
-    on_requirements: Callable[[int], None] = lambda _memory_bytes: None
-    on_warning: Callable[[str], None] = lambda _warning: None
-    on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None
-    on_profiled: Callable[[ModelProfile], None] = lambda _profile: None
-    on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None
-    on_healing: Callable[[HealingPoint], None] = lambda _point: None
-    should_cancel: Callable[[], bool]
 
 
 class Monitor:
     """Reporter of progress and results, which also ends a cancelled run and sums the cost of each stage.
 
     Args:
-        callbacks: the caller's callbacks.
+        observer: the caller's; also available as `observer`.
         costs: costs to which stages are charged; also available as `costs`.
-        left_out: stages that the run does not have, except for those after profiling.
-        compresses: whether the run continues after profiling.
+        stages: stages that the run has.
         refines: whether blocks are refined.
         healing_passes: tokens that healing reads, in multiples of those of the calibration; None without calibration.
     """
 
     def __init__(
         self,
-        callbacks: Callbacks,
+        observer: Observer,
         costs: Costs,
         *,
-        left_out: Collection[Stage] = ("healing", "evaluating", "benchmarking"),
-        compresses: bool = True,
+        stages: Collection[Stage],
         refines: bool = False,
         healing_passes: float | None = None,
     ) -> None:
-        skipped = {*left_out} if compresses else {*left_out, *_AFTER_PROFILING}
-        played = {stage: share for stage, share in _SHARES.items() if stage not in skipped}
-        if refines and compresses:
+        played = {stage: share for stage, share in _SHARES.items() if stage in stages}
+        if refines and "factorizing" in played:
             played["factorizing"] *= _REFINED_SHARE
         if healing_passes is not None and "healing" in played:
             played["healing"] = _HEALING_PASS_SHARE * healing_passes
         total = sum(played.values())
         self._shares = {stage: share / total for stage, share in played.items()}
-        self._callbacks = callbacks
+        self.observer = observer
         self.costs = costs
         self._expected: frozenset[Stage] = frozenset()
         self._anchor: tuple[float, float] | None = None
@@ -147,7 +110,7 @@ class Monitor:
             stage=self._stage, layer=layer, fraction=self._fraction, seconds_left=self._seconds_left()
         )
         self._reported_at = time.monotonic()
-        self._callbacks.on_progress(self._last)
+        self.observer.on_progress(self._last)
 
     def pulse(self) -> None:
         """Report within a step that the run is alive, with an updated estimate, and check for cancellation.
@@ -162,7 +125,7 @@ class Monitor:
         left = self._last.seconds_left
         if left is not None:
             left = max(0.0, left - (time.monotonic() - self._reported_at))
-        self._callbacks.on_progress(replace(self._last, seconds_left=left))
+        self.observer.on_progress(replace(self._last, seconds_left=left))
 
     def check(self) -> None:
         """Raise an error if the caller has cancelled the run.
@@ -170,7 +133,7 @@ class Monitor:
         Raises:
             CompressionCancelledError: the caller has cancelled the run.
         """
-        if self._callbacks.should_cancel():
+        if self.observer.should_cancel():
             raise CompressionCancelledError(
                 f"cancelled while {stage_label(self._stage)}; finished layers are kept; resume to continue from there"
             )
@@ -180,33 +143,9 @@ class Monitor:
         self.step(share)
         self._anchor = self._fraction, time.monotonic()
 
-    def requires(self, memory_bytes: int) -> None:
-        """Report the run's estimated memory."""
-        self._callbacks.on_requirements(memory_bytes)
-
-    def warn(self, warning: str) -> None:
-        """Report what the caller should know before long work."""
-        self._callbacks.on_warning(warning)
-
-    def profiled(self, position: int, profile: LayerProfile) -> None:
-        """Report a layer profile, including one made by an earlier run."""
-        self._callbacks.on_profile(position, profile)
-
-    def profiled_all(self, profile: ModelProfile) -> None:
-        """Report all layer profiles together."""
-        self._callbacks.on_profiled(profile)
-
-    def allocated(self, chosen: Sequence[tuple[LayerProfile, Candidate]]) -> None:
-        """Report the allocation."""
-        self._callbacks.on_allocation([(profile.name, candidate) for profile, candidate in chosen])
-
-    def healed(self, point: HealingPoint) -> None:
-        """Report a point of the loss curve of healing."""
-        self._callbacks.on_healing(point)
-
     def finish(self) -> None:
         """Report the end of the run."""
-        self._callbacks.on_progress(Progress(stage=self._stage, layer=None, fraction=1.0, seconds_left=0.0))
+        self.observer.on_progress(Progress(stage=self._stage, layer=None, fraction=1.0, seconds_left=0.0))
 
     def _seconds_left(self) -> float | None:
         if self._anchor is None:

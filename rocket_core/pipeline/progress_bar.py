@@ -1,46 +1,48 @@
 """A progress bar for people who call the library in a terminal or a notebook."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tqdm.auto import tqdm
 
 from rocket_core.config import stage_label
-from rocket_core.pipeline.progress import Progress
+from rocket_core.pipeline.observer import Observer, Progress
 from rocket_core.report.notebook import notebook_shell
 
 _STEPS = 1000
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
-@contextmanager
-def shown_progress(on_progress: Callable[[Progress], None] | None) -> Iterator[Callable[[Progress], None]]:
-    """Yield what is to be called at every step: the given function, or a bar if a person looks on, or nothing.
+class _Bar(Observer):
+    """Observer that draws a bar."""
 
-    Args:
-        on_progress: the caller's function; None for a bar.
-    """
-    if on_progress is not None:
-        yield on_progress
+    def __init__(self, bar: "tqdm[None]") -> None:
+        self._bar = bar
+
+    def on_progress(self, progress: Progress) -> None:
+        """Draw the step; the bar itself is drawn a few times a second, a new stage at once."""
+        stage = stage_label(progress.stage)
+        begins = self._bar.desc != stage
+        self._bar.set_description_str(stage, refresh=False)
+        self._bar.set_postfix_str(progress.layer or "", refresh=False)
+        self._bar.update(round(_STEPS * progress.fraction) - self._bar.n)
+        if begins:
+            self._bar.refresh()
+
+
+@contextmanager
+def shown(observer: Observer | None) -> Iterator[Observer]:
+    """Yield the given observer, or one that draws a bar if a person looks on, or one that does nothing."""
+    if observer is not None:
+        yield observer
     elif not is_watched():
-        yield lambda _progress: None
+        yield Observer()
     else:
         with tqdm(total=_STEPS, desc="starting", bar_format=_FORMAT, leave=False) as bar:
-            yield lambda progress: _show(bar, progress)
+            yield _Bar(bar)
 
 
 def is_watched() -> bool:
     """Return whether a person looks on: standard error is a terminal, or the code runs in a notebook."""
     return sys.stderr.isatty() or notebook_shell() is not None
-
-
-def _show(bar: "tqdm[None]", progress: Progress) -> None:
-    stage = stage_label(progress.stage)
-    begins = bar.desc != stage
-    bar.set_description_str(stage, refresh=False)
-    bar.set_postfix_str(progress.layer or "", refresh=False)
-    bar.update(round(_STEPS * progress.fraction) - bar.n)
-    if begins:
-        # Otherwise the bar is drawn a few times a second.
-        bar.refresh()

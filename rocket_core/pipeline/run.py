@@ -1,12 +1,12 @@
 """`compress` and `profile_model`: the stages in order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rocket_core.allocation import chosen
 from rocket_core.allocation.predictor import ModelProfile
-from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import ModelSource
 from rocket_core.config import STAGES, CompressionConfig
 from rocket_core.errors import (
@@ -18,11 +18,11 @@ from rocket_core.errors import (
 )
 from rocket_core.hub.repository import HubAccess, offline
 from rocket_core.linalg.rough_products import fast_products
+from rocket_core.pipeline.observer import Observer
 from rocket_core.pipeline.open_work import open_work
 from rocket_core.pipeline.preflight import prepare_run, run_identity
 from rocket_core.pipeline.prepared_run import PreparedRun, prepare
-from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
-from rocket_core.pipeline.progress_bar import shown_progress
+from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.report_builder import (
     allocation_report,
     block_reports,
@@ -33,7 +33,6 @@ from rocket_core.pipeline.report_builder import (
     without_paths,
 )
 from rocket_core.pipeline.run_coverage import coverage_of_run
-from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.artifact_size import spare_bytes
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.compress import compress_layers
@@ -50,7 +49,6 @@ from rocket_core.pipeline.stages.trial_run import check_export
 from rocket_core.pipeline.stages.units import group_units
 from rocket_core.pipeline.state.profile_cache import ProfileCache
 from rocket_core.pipeline.state.work_folder import WorkFolder
-from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import CompressionReport, StageReport
 from rocket_core.sizes.target import Target
 from rocket_core.system.energy import EnergyMeter
@@ -68,15 +66,7 @@ def compress(
     profiles: ProfileCache | None = None,
     meter: EnergyMeter | None = None,
     download: StageReport | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
-    on_warning: Callable[[str], None] = lambda _warning: None,
-    on_offline: Callable[[], None] = lambda: None,
-    on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
-    on_profiled: Callable[[ModelProfile], None] = lambda _profile: None,
-    on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None,
-    on_healing: Callable[[HealingPoint], None] = lambda _point: None,
-    should_cancel: Callable[[], bool] = lambda: False,
+    observer: Observer | None = None,
 ) -> CompressionReport:
     """Compress a model and write the artifacts, each into its own folder under `output`.
 
@@ -95,19 +85,8 @@ def compress(
             is reused, and this run's is stored. It does not change the result. None disables it.
         meter: measures the energy of each stage, starting before the call; None leaves it out of the report.
         download: cost of downloading the model, if it was found before the call; its device is filled in.
-        on_progress: called at every step, at least once per layer, and repeatedly within a download or a calibration.
-            None shows a bar if standard error is a terminal or the code runs in a notebook.
-        on_requirements: called with the run's estimated bytes of memory, before the work that needs them.
-        on_warning: called before long work with what the caller should know, such as that little of the model is
-            selected to be compressed.
-        on_offline: called when everything that may come from the Hub has been read; the network is not used after that.
-        on_profile: called with each layer's position in the model and its profile as soon as that is on disk; a resumed
-            run reports those of the earlier one again.
-        on_profiled: called with all profiles together once the last one is complete.
-        on_allocation: called with every layer's name and the candidate that the knapsack chose, in model order.
-        on_healing: called with every point of the loss curve of healing; a resumed run reports those of the earlier one
-            again.
-        should_cancel: called at every step; True ends the run, and finished work is kept.
+        observer: notified of progress and results, and asked whether to go on; see `Observer`. None shows a bar if
+            standard error is a terminal or the code runs in a notebook.
 
     Returns:
         The report, which is also written to `output` and into each artifact's folder.
@@ -118,35 +97,22 @@ def compress(
     output, target = Path(output), config.target
     if target is None:
         raise InvalidConfigError("specify a ratio, a target size in bytes (target_bytes) or bits per weight (bits)")
-    with shown_progress(on_progress) as show_progress:
-        callbacks = Callbacks(
-            on_progress=show_progress,
-            on_requirements=on_requirements,
-            on_warning=on_warning,
-            on_profile=on_profile,
-            on_profiled=on_profiled,
-            on_allocation=on_allocation,
-            on_healing=on_healing,
-            should_cancel=should_cancel,
-        )
-        with _open_run(output, config, callbacks, meter, download) as (work, monitor):
-            source = _find_source(model, revision, hub, config, monitor)
-            with monitor.stage("preflight"):
-                with offline():
-                    run = prepare_run(source, config)
-                identity = run_identity(run)
-                finished = finished_report(output, identity, resume=resume)
-                if finished is not None:
-                    check_same_measurements(finished, config, output)
-                    return finished
-                prepared = prepare(
-                    run, identity, output, work, monitor, resume=resume, token=hub.token, profiles=profiles
-                )
+    with _open_run(output, config, observer, meter, download) as (work, monitor):
+        source = _find_source(model, revision, hub, config, monitor)
+        with monitor.stage("preflight"):
             with offline():
-                on_offline()
-                report = _compress(prepared, target)
-            monitor.finish()
-            return report
+                run = prepare_run(source, config)
+            identity = run_identity(run)
+            finished = finished_report(output, identity, resume=resume)
+            if finished is not None:
+                check_same_measurements(finished, config, output)
+                return finished
+            prepared = prepare(run, identity, output, work, monitor, resume=resume, token=hub.token, profiles=profiles)
+        with offline():
+            monitor.observer.on_offline()
+            report = _compress(prepared, target)
+        monitor.finish()
+        return report
 
 
 def profile_model(
@@ -160,13 +126,7 @@ def profile_model(
     hub: HubAccess = HubAccess(),
     meter: EnergyMeter | None = None,
     download: StageReport | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
-    on_warning: Callable[[str], None] = lambda _warning: None,
-    on_offline: Callable[[], None] = lambda: None,
-    on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
-    on_costs: Callable[[tuple[StageReport, ...]], None] = lambda _stages: None,
-    should_cancel: Callable[[], bool] = lambda: False,
+    observer: Observer | None = None,
 ) -> ModelProfile:
     """Run the part of a compression that precedes any ratio: calibrate, and profile all layers.
 
@@ -182,13 +142,7 @@ def profile_model(
         hub: as in `compress`.
         meter: as in `compress`.
         download: as in `compress`.
-        on_progress: as in `compress`.
-        on_requirements: as in `compress`.
-        on_warning: as in `compress`.
-        on_offline: as in `compress`.
-        on_profile: as in `compress`.
-        on_costs: called at the end with the cost of each stage, because a profile has no report.
-        should_cancel: as in `compress`.
+        observer: as in `compress`; its `on_costs` is called at the end.
 
     Returns:
         The profile of the model, which predicts the result of any ratio or size.
@@ -201,29 +155,21 @@ def profile_model(
         raise InvalidConfigError(f"method {config.method} allocates nothing and needs no profile: compress the model")
     if config.target is not None:
         raise InvalidConfigError("a profile is for every ratio and size; leave the target out")
-    with shown_progress(on_progress) as show_progress:
-        callbacks = Callbacks(
-            on_progress=show_progress,
-            on_requirements=on_requirements,
-            on_warning=on_warning,
-            on_profile=on_profile,
-            should_cancel=should_cancel,
-        )
-        with _open_run(output, config, callbacks, meter, download) as (work, monitor):
-            source = _find_source(model, revision, hub, config, monitor)
-            with monitor.stage("preflight"):
-                with offline():
-                    run = prepare_run(source, config)
-                prepared = prepare(
-                    run, run_identity(run), output, work, monitor, resume=resume, token=hub.token, profiles=profiles
-                )
+    with _open_run(output, config, observer, meter, download) as (work, monitor):
+        source = _find_source(model, revision, hub, config, monitor)
+        with monitor.stage("preflight"):
             with offline():
-                on_offline()
-                profile, _ = _profile(prepared)
-            monitor.finish()
-            on_costs(monitor.costs.stages)
-            work.remove()
-            return profile
+                run = prepare_run(source, config)
+            prepared = prepare(
+                run, run_identity(run), output, work, monitor, resume=resume, token=hub.token, profiles=profiles
+            )
+        with offline():
+            monitor.observer.on_offline()
+            profile, _ = _profile(prepared)
+        monitor.finish()
+        monitor.observer.on_costs(monitor.costs.stages)
+        work.remove()
+        return profile
 
 
 def _find_source(
@@ -236,32 +182,24 @@ def _find_source(
 def _open_run(
     output: Path,
     config: CompressionConfig,
-    callbacks: Callbacks,
+    observer: Observer | None,
     meter: EnergyMeter | None,
     download: StageReport | None,
 ) -> Iterator[tuple[WorkFolder, Monitor]]:
     """Yield the work folder of a run and its monitor; remove the folder of a run that failed without any layer."""
-    requested = {
+    optional = {
         "healing": config.heal_tokens is not None,
         "evaluating": config.evaluate is not None,
         "benchmarking": config.benchmark,
     }
-    left_out = [stage for stage in STAGES if not requested.get(stage, True)]
-    compresses = config.target is not None
-
-    def monitor_of(costs: Costs) -> Monitor:
-        if download is not None:
-            costs.include(download)
-        return Monitor(
-            callbacks,
-            costs,
-            left_out=left_out,
-            compresses=compresses,
-            refines=config.refine,
-            healing_passes=healing_passes(config),
-        )
-
-    with open_work(output, config.device, meter, monitor_of) as (work, monitor):
+    stages = STAGES if config.target is not None else STAGES[: STAGES.index("calibrating") + 1]
+    monitor_of = partial(
+        Monitor,
+        stages=[stage for stage in stages if optional.get(stage, True)],
+        refines=config.refine,
+        healing_passes=healing_passes(config),
+    )
+    with open_work(output, config.device, observer, monitor_of, meter=meter, download=download) as (work, monitor):
         try:
             yield work, monitor
         except (CalibrationError, CheckpointError, IllConditionedGramError, InfeasibleBudgetError):
@@ -283,7 +221,7 @@ def _profile(prepared: PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
         profiled = profile_layers(run, prepared.calibration, work, monitor)
         prepared.profile_cache.store(work)
     profile = model_profile(run, prepared.profile_cache.identity, profiled, work)
-    monitor.profiled_all(profile)
+    monitor.observer.on_profiled(profile)
     return profile, profiled.skipped
 
 
@@ -294,7 +232,7 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
         allocation = allocate_layers(run, target, profile, work)
         decided = profile.layers_for(target)
         selected = chosen(decided, allocation, itemsize=run.dtype.itemsize)
-        monitor.allocated(selected)
+        monitor.observer.on_allocation([(profile.name, candidate) for profile, candidate in selected])
     with monitor.stage("factorizing"), fast_products():
         units = compress_tables(run, prepared.calibration, work, group_units(selected), monitor)
         sizes = CodedSizes(work, units, spare_bytes(run, allocation, selected))

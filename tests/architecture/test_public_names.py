@@ -26,6 +26,15 @@ PUBLIC = {
         "profile_model",
     },
     rocket_core.hf: {"RocketConfig", "RocketHfQuantizer", "attach_factors", "disk_names"},
+    rocket_core.pipeline: {
+        "Observer",
+        "ProfileCache",
+        "Progress",
+        "compress",
+        "evaluate_artifact",
+        "heal",
+        "profile_model",
+    },
     rocket_client: {"AsyncRocket", "Rocket"},
 }
 

@@ -91,7 +91,7 @@ POINTS = (
         name="after-row", function="worker.attempt.writer:ProgressWriter.on_profile", when="after", call=5, where="job"
     ),
     # The same in the compute process.
-    Failpoint(name="after-layer", function="worker.confined.computation:Computation._on_profile", when="after", call=6),
+    Failpoint(name="after-layer", function="worker.confined.messenger:Messenger.on_profile", when="after", call=6),
     Failpoint(
         name="after-allocation",
         function="worker.attempt.writer:ProgressWriter.on_allocation",

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
-from rocket_core.pipeline.progress import Callbacks, Monitor
+from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stage_costs import Costs
+from tests.reference.observers import COMPRESSING, Watch
 
 
 def squared_gradients(model, names, batch, *, predicted=True):
@@ -69,16 +70,9 @@ def assert_close(found, expected, *, within):
         assert distance <= within, (name, distance)
 
 
-def silent_monitor(run, *, should_cancel=lambda: False, on_progress=lambda _progress: None):
+def silent_monitor(run, **functions):
     """Return a monitor for a run, without listeners by default."""
-    callbacks = Callbacks(
-        on_progress=on_progress,
-        on_profile=lambda _position, _profile: None,
-        on_profiled=lambda _profile: None,
-        on_allocation=lambda _chosen: None,
-        should_cancel=should_cancel,
-    )
-    return Monitor(callbacks, Costs(run.device, {}))
+    return Monitor(Watch(**functions), Costs(run.device, {}), stages=COMPRESSING)
 
 
 def die_at(patch, number, *, late):

@@ -1,7 +1,6 @@
 """Running the library for a job's attempt, with its callbacks turned into messages."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -9,39 +8,25 @@ from typing import TYPE_CHECKING, get_args
 
 from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors, mask_secret
 from app.shared.settings import Settings
-from rocket_core.allocation.predictor import ModelProfile
-from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import CompressionCancelledError, ModelNotFoundError
 from rocket_core.hub.repository import HubAccess
-from rocket_core.report.healing import HealingPoint
-from rocket_core.report.schema import StageReport
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.system.gc_pause import no_collection
 from worker.confined.messages import (
-    ACKNOWLEDGED,
     CANCELLED,
     COMPUTE_REQUEST,
-    Advanced,
-    Allocated,
     ComputeRequest,
-    Costed,
     Evaluated,
     Failed,
     Finished,
-    Healed,
-    LayerProfiled,
     LogLevel,
-    ModelProfiled,
-    Required,
 )
 from worker.failures import failure_of
-from worker.processes.channel import Channel, Message
+from worker.processes.channel import Channel
 
 if TYPE_CHECKING:
     from rocket_core.checkpoint import ModelSource
-    from rocket_core.pipeline import Progress
-
-_MAX_SECONDS = 1e9
+    from worker.confined.messenger import Messenger
 
 
 def receive_request(channel: Channel) -> ComputeRequest:
@@ -151,14 +136,7 @@ class Computation:
             profiles=ProfileCache(request.profiles, quota_bytes=request.profiles_bytes),
             meter=self._meter,
             download=request.download,
-            on_progress=self._on_progress,
-            on_requirements=self._on_requirements,
-            on_offline=self._on_offline,
-            on_profile=self._on_profile,
-            on_profiled=self._on_profiled,
-            on_allocation=self._on_allocation,
-            on_healing=self._on_healing,
-            should_cancel=self._should_cancel,
+            observer=self._observer(),
         )
 
     def _heal(self) -> None:
@@ -179,17 +157,14 @@ class Computation:
             hub=HubAccess(token=request.token),
             meter=self._meter,
             download=request.download,
-            on_progress=self._on_progress,
-            on_requirements=self._on_requirements,
-            on_offline=self._on_offline,
-            on_healing=self._on_healing,
-            should_cancel=self._should_cancel,
+            observer=self._observer(),
         )
 
     def _profile(self) -> None:
         from rocket_core.pipeline import ProfileCache, profile_model
 
         request = self._request
+        observer = self._observer()
         profile = profile_model(
             self._model(),
             request.output,
@@ -200,20 +175,16 @@ class Computation:
             profiles=ProfileCache(request.profiles, quota_bytes=request.profiles_bytes),
             meter=self._meter,
             download=request.download,
-            on_progress=self._on_progress,
-            on_requirements=self._on_requirements,
-            on_offline=self._on_offline,
-            on_profile=self._on_profile,
-            on_costs=self._on_costs,
-            should_cancel=self._should_cancel,
+            observer=observer,
         )
-        self._on_profiled(profile)
+        observer.on_profiled(profile)
 
     def _evaluate(self) -> None:
         from rocket_core.pipeline import evaluate_artifact
 
         request = self._request
         assert request.artifact is not None
+        observer = self._observer()
         report = evaluate_artifact(
             self._model(),
             request.artifact,
@@ -221,12 +192,9 @@ class Computation:
             request.config,
             revision=request.revision,
             hub=HubAccess(token=request.token),
-            on_progress=self._on_progress,
-            on_requirements=self._on_requirements,
-            on_offline=self._on_offline,
-            should_cancel=self._should_cancel,
+            observer=observer,
         )
-        self._insist(Evaluated(report=report))
+        observer.insist(Evaluated(report=report))
 
     def _export(self) -> None:
         from rocket_core.pipeline.later_export import export_result
@@ -238,9 +206,7 @@ class Computation:
             request.artifact,
             request.output,
             request.export_to,
-            on_progress=self._on_progress,
-            on_requirements=self._on_requirements,
-            should_cancel=self._should_cancel,
+            observer=self._observer(),
         )
 
     def _model(self) -> "str | ModelSource":
@@ -251,36 +217,7 @@ class Computation:
             return request.model
         return ModelSource(name=request.model, folder=request.folder, commit=request.commit)
 
-    def _on_progress(self, progress: "Progress") -> None:
-        left = progress.seconds_left
-        if left is not None:
-            left = min(left, _MAX_SECONDS) if math.isfinite(left) else None
-        self._channel.send(
-            Advanced(stage=progress.stage, layer=progress.layer, fraction=progress.fraction, seconds_left=left)
-        )
+    def _observer(self) -> "Messenger":
+        from worker.confined.messenger import Messenger
 
-    def _on_requirements(self, memory_bytes: int) -> None:
-        self._insist(Required(memory_bytes=memory_bytes))
-
-    def _on_offline(self) -> None:
-        self._close_network()
-
-    def _on_profile(self, position: int, profile: LayerProfile) -> None:
-        self._insist(LayerProfiled(position=position, profile=profile))
-
-    def _on_profiled(self, profile: ModelProfile) -> None:
-        self._insist(ModelProfiled(profile=profile))
-
-    def _on_allocation(self, allocation: Sequence[tuple[str, Candidate]]) -> None:
-        self._insist(Allocated(chosen=tuple(allocation)))
-
-    def _on_healing(self, point: HealingPoint) -> None:
-        self._insist(Healed(point=point))
-
-    def _on_costs(self, stages: tuple[StageReport, ...]) -> None:
-        self._insist(Costed(stages=stages))
-
-    def _insist(self, message: Message) -> None:
-        """Send a message and wait until it is in the database."""
-        self._channel.send(message)
-        self._channel.receive(ACKNOWLEDGED)
+        return Messenger(self._channel, should_cancel=self._should_cancel, close_network=self._close_network)

@@ -128,7 +128,7 @@ def _report_layer(monitor: Monitor, parts: Sequence[float], ahead: int, name: st
 
 
 def _hand_over(monitor: Monitor, profiles: list[LayerProfile], profile: LayerProfile) -> None:
-    monitor.profiled(len(profiles), profile)
+    monitor.observer.on_profile(len(profiles), profile)
     profiles.append(profile)
 
 

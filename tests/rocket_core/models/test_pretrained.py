@@ -13,6 +13,7 @@ from rocket_core.evaluation import evaluate_text
 from rocket_core.models.pretrained import interpreting, load_config, load_tokenizer, tokenize
 from rocket_core.pipeline import compress
 from tests.reference.hostile_models import CODE, SECRET, UNREADABLE, edit_json
+from tests.reference.observers import Watch
 from tests.reference.tiny_models import save_tiny_model
 
 
@@ -66,8 +67,9 @@ def stop_after_preflight(model, output, settings):
         str(model),
         output,
         settings,
-        on_progress=lambda progress: stages.add(progress.stage),
-        should_cancel=lambda: bool(stages - {"preflight"}),
+        observer=Watch(
+            on_progress=lambda progress: stages.add(progress.stage), should_cancel=lambda: bool(stages - {"preflight"})
+        ),
     )
 
 

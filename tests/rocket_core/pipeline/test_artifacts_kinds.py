@@ -13,8 +13,6 @@ from rocket_core.hf import attach_factors
 from rocket_core.layers.code_stream import coded_bytes
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.pipeline.preflight import prepare_run
-from rocket_core.pipeline.progress import Callbacks, Monitor
-from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.compress import AchievedErrors, save
 from rocket_core.pipeline.stages.export import write_export
 from rocket_core.pipeline.stages.units import CompressionUnit
@@ -30,6 +28,7 @@ from tests.reference.factored_models import (
     mixed_factors,
     quantized_factors,
 )
+from tests.reference.sensitivity import silent_monitor
 
 FAMILIES = ("llama", "gpt2", "opt")
 CASES = [(family, make) for make in (mixed_factors, quantized_factors, coded_values) for family in FAMILIES]
@@ -125,14 +124,7 @@ def exported(tmp_path_factory, model_folder, settings):
                 for block in run.layers
                 for name in block
             }
-            silent = Callbacks(
-                on_progress=lambda _: None,
-                on_profile=lambda *_: None,
-                on_profiled=lambda _: None,
-                on_allocation=lambda _: None,
-                should_cancel=lambda: False,
-            )
-            monitor = Monitor(silent, Costs(run.device, {}))
+            monitor = silent_monitor(run)
             with monitor.stage("exporting"):
                 folders = {kind: write_export(run, work, kind, layers, monitor) for kind in ("factored", "dense")}
             names = {name: run.disk_name(name) for name in layers}

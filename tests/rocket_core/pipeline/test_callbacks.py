@@ -6,9 +6,10 @@ import torch
 from rocket_core.checkpoint import find_model
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline import compress
-from rocket_core.pipeline.progress import Callbacks, Monitor
+from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.report.schema import StageReport
+from tests.reference.observers import COMPRESSING, Watch
 
 
 def place(progress):
@@ -21,8 +22,9 @@ def test_callbacks_get_all_profiles_and_the_allocation(tmp_path, model_folder, s
         str(model_folder("llama")),
         tmp_path / "out",
         settings(),
-        on_profile=lambda position, profile: profiles.append((position, profile)),
-        on_allocation=allocations.append,
+        observer=Watch(
+            on_profile=lambda position, profile: profiles.append((position, profile)), on_allocation=allocations.append
+        ),
     )
     assert [position for position, _ in profiles] == list(range(len(report.layers)))
     assert [profile.name for _, profile in profiles] == [layer.name for layer in report.layers]
@@ -42,7 +44,10 @@ def test_a_resumed_run_also_reports_earlier_profiles(tmp_path, model_folder, set
 
     with pytest.raises(CompressionCancelledError):
         compress(
-            str(model_folder("llama")), output, settings(), on_profile=first, should_cancel=lambda: len(before) >= 9
+            str(model_folder("llama")),
+            output,
+            settings(),
+            observer=Watch(on_profile=first, should_cancel=lambda: len(before) >= 9),
         )
     after = []
     compress(
@@ -50,7 +55,7 @@ def test_a_resumed_run_also_reports_earlier_profiles(tmp_path, model_folder, set
         output,
         settings(),
         resume=True,
-        on_profile=lambda position, profile: after.append((position, profile)),
+        observer=Watch(on_profile=lambda position, profile: after.append((position, profile))),
     )
     assert after[: len(before)] == before
     assert len(after) == len(finished("llama")[1].layers) > len(before)
@@ -68,13 +73,13 @@ def test_a_profile_is_on_disk_before_its_callback(tmp_path, model_folder, settin
             raise OutOfReachError
 
     with pytest.raises(OutOfReachError):
-        compress(str(model_folder("llama")), output, settings(), on_profile=refuse)
+        compress(str(model_folder("llama")), output, settings(), observer=Watch(on_profile=refuse))
     assert compress(str(model_folder("llama")), output, settings(), resume=True).layers
 
 
 def test_the_time_left_is_estimated_from_layers_only(tmp_path, model_folder, settings):
     told = []
-    compress(str(model_folder("llama")), tmp_path / "out", settings(), on_progress=told.append)
+    compress(str(model_folder("llama")), tmp_path / "out", settings(), observer=Watch(on_progress=told.append))
     # Within a step the same place is reported again.
     told = [told[0], *(new for old, new in itertools.pairwise(told) if place(new) != place(old))]
     first_layer = next(index for index, progress in enumerate(told) if progress.layer is not None)
@@ -85,8 +90,8 @@ def test_the_time_left_is_estimated_from_layers_only(tmp_path, model_folder, set
 
 def test_stages_have_the_parts_of_the_run_that_are_expected():
     found = []
-    callbacks = Callbacks(on_progress=lambda progress: found.append(progress.fraction), should_cancel=lambda: False)
-    monitor = Monitor(callbacks, Costs(torch.device("cpu"), {}))
+    observer = Watch(on_progress=lambda progress: found.append(progress.fraction))
+    monitor = Monitor(observer, Costs(torch.device("cpu"), {}), stages=COMPRESSING)
     monitor.expect({"preflight": 1.0, "calibrating": 2.0, "factorizing": 7.0, "healing": 5.0})
     for stage in ("calibrating", "factorizing"):
         with monitor.stage(stage):
@@ -102,8 +107,8 @@ def test_stages_have_the_parts_of_the_run_that_are_expected():
 @pytest.mark.parametrize("counted", [True, False])
 def test_counted_healing_takes_the_speed_of_earlier_stages(counted):
     found = []
-    callbacks = Callbacks(on_progress=found.append, should_cancel=lambda: False)
-    monitor = Monitor(callbacks, Costs(torch.device("cpu"), {}), left_out=("evaluating", "benchmarking"))
+    observer = Watch(on_progress=found.append)
+    monitor = Monitor(observer, Costs(torch.device("cpu"), {}), stages=[*COMPRESSING, "healing"])
     monitor.expect({"calibrating": 2.0, "factorizing": 7.0} | ({"healing": 5.0} if counted else {}))
     with monitor.stage("preflight"):
         monitor.step(1.0)
@@ -118,8 +123,8 @@ def test_a_run_reports_progress_and_cancels_within_a_block(tmp_path, model_folde
     monkeypatch.setattr("rocket_core.estimates.batch_size.TOKENS_PER_BATCH_ON_CPU", 1)
     folder, told = str(model_folder("llama")), []
 
-    def run(output, **options):
-        compress(folder, tmp_path / output, settings(), on_progress=told.append, **options)
+    def run(output, **functions):
+        compress(folder, tmp_path / output, settings(), observer=Watch(on_progress=told.append, **functions))
 
     run("whole")
     same_place = sum(place(new) == place(old) for old, new in itertools.pairwise(told))
@@ -138,8 +143,7 @@ def test_work_resumes_under_another_name_of_the_same_device(tmp_path, model_fold
             folder,
             output,
             settings(device="cpu"),
-            on_profile=lambda *_: layers.append(1),
-            should_cancel=lambda: len(layers) > 2,
+            observer=Watch(on_profile=lambda *_: layers.append(1), should_cancel=lambda: len(layers) > 2),
         )
     assert compress(folder, output, settings(device="cpu:0"), resume=True).layers
 
@@ -150,9 +154,11 @@ def test_memory_and_network_needs_are_reported_before_the_work(tmp_path, model_f
         str(model_folder("llama")),
         tmp_path / "out",
         settings(),
-        on_progress=lambda progress: told.append(progress.stage),
-        on_requirements=told.append,
-        on_offline=lambda: told.append("offline"),
+        observer=Watch(
+            on_progress=lambda progress: told.append(progress.stage),
+            on_requirements=told.append,
+            on_offline=lambda: told.append("offline"),
+        ),
     )
     [needed] = [one for one in told if isinstance(one, int)]
     assert needed > 10 * 2**20

@@ -19,6 +19,7 @@ from rocket_core.layers import LayerFactors, unpack_coefficients
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.preflight import prepare_run
+from tests.reference.observers import Watch
 from tests.reference.tiny_models import ALL_FAMILIES, OTHER_FAMILIES, tiny_inputs
 
 RATIO = 0.3
@@ -196,8 +197,10 @@ def test_a_stopped_encoder_decoder_ends_with_identical_bytes(
                 output,
                 settings_of("t5"),
                 resume=True,
-                on_progress=seen.append,
-                should_cancel=lambda: bool(seen) and (seen[-1].layer or "").startswith(stop),  # noqa: B023
+                observer=Watch(
+                    on_progress=seen.append,
+                    should_cancel=lambda: bool(seen) and (seen[-1].layer or "").startswith(stop),  # noqa: B023
+                ),
             )
         assert seen[-1].stage == "calibrating"
     compress(model, output, settings_of("t5"), resume=True)

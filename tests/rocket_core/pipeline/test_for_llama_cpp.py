@@ -13,6 +13,7 @@ from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.sizes.block_types import BLOCK_FORMATS
 from tests.reference import gguf_models
 from tests.reference.llama_cpp import Engine
+from tests.reference.observers import Watch
 
 gguf = pytest.importorskip("gguf")
 BUNDLED = Path("examples/tiny-llama")
@@ -109,7 +110,7 @@ def test_sequential_runs_resume_to_the_same_bytes(make, tmp_path, settings, llam
         return len(seen) == 60
 
     with pytest.raises(Exception, match="cancelled"):
-        compress(str(llama[0]), tmp_path / "twice", chosen, should_cancel=cancel)
+        compress(str(llama[0]), tmp_path / "twice", chosen, observer=Watch(should_cancel=cancel))
     compress(str(llama[0]), tmp_path / "twice", chosen, resume=True)
     compress(str(llama[0]), tmp_path / "once", chosen)
     twice, once = (tmp_path / name / "gguf" / "model.gguf" for name in ("twice", "once"))

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaCon
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.pipeline import ProfileCache, compress
 from rocket_core.pipeline.block_walk import BlockWalk
+from tests.reference.observers import Watch
 from tests.reference.tiny_models import VOCAB_SIZE, save_tiny_model
 
 pytest.importorskip("compressed_tensors")
@@ -121,7 +122,7 @@ def test_sequential_runs_resume_to_the_same_bytes(make, tmp_path, settings, llam
         return len(seen) == 60
 
     with pytest.raises(Exception, match="cancelled"):
-        compress(str(llama), tmp_path / "twice", chosen, should_cancel=cancel)
+        compress(str(llama), tmp_path / "twice", chosen, observer=Watch(should_cancel=cancel))
     compress(str(llama), tmp_path / "twice", chosen, resume=True)
     compress(str(llama), tmp_path / "once", chosen)
     twice, once = (tmp_path / name / "compressed-tensors" / "model.safetensors" for name in ("twice", "once"))

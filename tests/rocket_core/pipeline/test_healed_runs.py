@@ -20,6 +20,7 @@ from rocket_core.errors import (
 from rocket_core.estimates.footprint import ResourceEstimate
 from rocket_core.pipeline import compress, heal, requirements
 from rocket_core.pipeline.state.healing_state import HealingState
+from tests.reference.observers import Watch
 
 TOKENS = 16384
 KINDS = {
@@ -44,7 +45,7 @@ def runs(request, tmp_path_factory, model_folder, healing):
     model, folder = str(model_folder("llama")), tmp_path_factory.mktemp("healed")
     config = healing(**KINDS[request.param])
     points = []
-    within = compress(model, folder / "within", config, on_healing=points.append)
+    within = compress(model, folder / "within", config, observer=Watch(on_healing=points.append))
     compress(model, folder / "before", config.model_copy(update={"heal_tokens": None}))
     afterwards = heal(folder / "before", folder / "after", config.healing, model=model, exports=("factored", "dense"))
     return folder, within, afterwards, points, config
@@ -100,7 +101,9 @@ def test_killed_twice_it_ends_with_the_same_bytes(tmp_path, runs, model_folder):
     checkpoint = HealingState.within(tmp_path / "out" / ".rocket-work").checkpoint()
     assert checkpoint is not None
     resumed = []
-    report = compress(str(model_folder("llama")), tmp_path / "out", config, resume=True, on_healing=resumed.append)
+    report = compress(
+        str(model_folder("llama")), tmp_path / "out", config, resume=True, observer=Watch(on_healing=resumed.append)
+    )
     assert resumed == points
     assert report.healing == whole.healing
     for export in ("factored", "dense"):
@@ -115,8 +118,7 @@ def test_a_cancelled_run_resumes_at_its_checkpoint(tmp_path, runs, model_folder)
             str(model_folder("llama")),
             tmp_path,
             config,
-            on_healing=seen.append,
-            should_cancel=lambda: len(seen) == 5,
+            observer=Watch(on_healing=seen.append, should_cancel=lambda: len(seen) == 5),
         )
     assert seen == points[:5]
 
@@ -126,7 +128,11 @@ def test_a_cancelled_run_resumes_at_its_checkpoint(tmp_path, runs, model_folder)
 
     resumed = []
     report = compress(
-        str(model_folder("llama")), tmp_path, config, resume=True, on_healing=resumed.append, on_progress=on_progress
+        str(model_folder("llama")),
+        tmp_path,
+        config,
+        resume=True,
+        observer=Watch(on_healing=resumed.append, on_progress=on_progress),
     )
     assert resumed == points
     assert 0 < len(set(steps)) < report.healing.steps
@@ -138,7 +144,7 @@ def test_a_cancelled_run_resumes_at_its_checkpoint(tmp_path, runs, model_folder)
 def test_settings_of_another_healing_are_another_run(tmp_path, model_folder, healing):
     model = str(model_folder("llama"))
     with pytest.raises(CompressionCancelledError):
-        compress(model, tmp_path, healing(), should_cancel=iter([*[False] * 9, True]).__next__)
+        compress(model, tmp_path, healing(), observer=Watch(should_cancel=iter([*[False] * 9, True]).__next__))
     with pytest.raises(Exception, match="heal_tokens was 16384 and is now 500"):
         compress(model, tmp_path, healing(heal_tokens=500), resume=True)
 

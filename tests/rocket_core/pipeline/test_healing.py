@@ -22,6 +22,7 @@ from rocket_core.models.architecture import build_architecture
 from rocket_core.pipeline import heal, requirements
 from rocket_core.pipeline.stages.healing.plan import plan_healing
 from tests.reference.factored_models import coded_values, mixed_factors, quantized_factors
+from tests.reference.observers import Watch
 from tests.reference.tiny_models import save_tiny_model
 
 KINDS = {"factors": mixed_factors, "codes": quantized_factors, "codes of factors": coded_values}
@@ -115,7 +116,14 @@ def test_cancelled_and_resumed_it_ends_with_the_same_bytes(tmp_path, healed, ori
     artifact, undisturbed, report = healed
     calls = iter(range(10**9))
     with pytest.raises(CompressionCancelledError, match="healing"):
-        heal(artifact, tmp_path, CONFIG, model=str(original), exports=BOTH, should_cancel=lambda: next(calls) == step)
+        heal(
+            artifact,
+            tmp_path,
+            CONFIG,
+            model=str(original),
+            exports=BOTH,
+            observer=Watch(should_cancel=lambda: next(calls) == step),
+        )
     with pytest.raises(InvalidConfigError, match="resume"):
         heal(artifact, tmp_path, CONFIG, model=str(original), exports=BOTH)
     assert heal(artifact, tmp_path, CONFIG, model=str(original), exports=BOTH, resume=True) == report

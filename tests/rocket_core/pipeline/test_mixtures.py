@@ -13,6 +13,7 @@ from rocket_core.errors import CompressionCancelledError, UnsupportedArchitectur
 from rocket_core.experts import has_unfused, unfuse
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.preflight import prepare_run
+from tests.reference.observers import Watch
 from tests.reference.tiny_mixtures import EXPERTS, MIXTURES, inputs, save_tiny_mixture
 from tests.sampling import sweep
 
@@ -121,8 +122,9 @@ def test_a_stopped_run_ends_with_identical_bytes(family, tmp_path, mixture, sett
                 tmp_path / "out",
                 settings(preset="fast"),
                 resume=True,
-                on_progress=seen.append,
-                should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or ""),  # noqa: B023
+                observer=Watch(
+                    on_progress=seen.append, should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or "")  # noqa: B023
+                ),
             )
     compress(str(mixture(family)), tmp_path / "out", settings(preset="fast"), resume=True)
     assert fingerprint(tmp_path / "out") == fingerprint(compressed(family)[0])
@@ -211,9 +213,11 @@ def test_a_stopped_sequential_run_ends_with_identical_bytes(family, tmp_path, mi
                 tmp_path / "out",
                 config,
                 resume=True,
-                on_progress=seen.append,
-                should_cancel=lambda: (
-                    bool(seen) and seen[-1].stage == "factorizing" and stop in (seen[-1].layer or "")  # noqa: B023
+                observer=Watch(
+                    on_progress=seen.append,
+                    should_cancel=lambda: (
+                        bool(seen) and seen[-1].stage == "factorizing" and stop in (seen[-1].layer or "")  # noqa: B023
+                    ),
                 ),
             )
     compress(str(mixture(family)), tmp_path / "out", config, resume=True)
@@ -255,7 +259,7 @@ def test_all_tokens_reach_all_experts_if_asked_to(tmp_path, mixture, settings):
             str(mixture("mixtral")),
             folder,
             config,
-            on_profile=lambda _position, profile: found.append(profile),  # noqa: B023
+            observer=Watch(on_profile=lambda _position, profile: found.append(profile)),  # noqa: B023
         )
         of_experts = [profile for profile in found if ".experts." in profile.name]
         tokens[everywhere] = {profile.tokens for profile in of_experts}

@@ -15,6 +15,7 @@ from rocket_core.evaluation import load_model, open_gguf, open_model
 from rocket_core.pipeline import compress
 from tests.reference import gguf_models
 from tests.reference.llama_cpp import Engine
+from tests.reference.observers import Watch
 
 gguf = pytest.importorskip("gguf")
 # One that transformers reads, with an expert for all tokens, and one that it does not.
@@ -143,8 +144,9 @@ def test_a_stopped_run_ends_with_identical_bytes(model, settings, tmp_path):
                 tmp_path / "twice",
                 config,
                 resume=True,
-                on_progress=seen.append,
-                should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or ""),  # noqa: B023
+                observer=Watch(
+                    on_progress=seen.append, should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or "")  # noqa: B023
+                ),
             )
     compress(str(model("mixtral")), tmp_path / "twice", config, resume=True)
     compress(str(model("mixtral")), tmp_path / "once", config)

@@ -25,6 +25,7 @@ from rocket_core.errors import (
 )
 from rocket_core.pipeline import compress, requirements
 from rocket_core.system import devices
+from tests.reference.observers import Watch
 from tests.reference.tiny_models import save_tiny_model
 
 
@@ -296,7 +297,7 @@ def test_the_report_contains_no_local_path(model, tmp_path, settings, text):
 
 def test_progress_never_falls_and_passes_every_stage(model, tmp_path, settings):
     seen = []
-    compress(str(model), tmp_path / "out", settings(), on_progress=seen.append)
+    compress(str(model), tmp_path / "out", settings(), observer=Watch(on_progress=seen.append))
     fractions = [progress.fraction for progress in seen]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0

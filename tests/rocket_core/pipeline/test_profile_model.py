@@ -5,6 +5,7 @@ import pytest
 from rocket_core.errors import CompressionCancelledError, InvalidConfigError
 from rocket_core.pipeline import ProfileCache, compress, profile_model
 from rocket_core.pipeline.block_walk import BlockWalk
+from tests.reference.observers import Watch
 
 FAST = {"preset": "fast", "sensitivity_samples": 4, "export": ("factored",), "cap_slack": 0.01}
 
@@ -16,9 +17,10 @@ def profile_cache(tmp_path):
 
 @pytest.fixture
 def profile(tmp_path, model_folder, settings, profile_cache):
-    def run(**hooks):
+    def run(*, resume=False, **functions):
         config = settings(**FAST, ratio=None)
-        return profile_model(str(model_folder("llama")), tmp_path / "work", config, profiles=profile_cache, **hooks)
+        how = {"profiles": profile_cache, "resume": resume, "observer": Watch(**functions)}
+        return profile_model(str(model_folder("llama")), tmp_path / "work", config, **how)
 
     return run
 

@@ -7,8 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from rocket_core.pipeline import progress_bar
-from rocket_core.pipeline.progress import Progress
+from rocket_core.pipeline import Observer, Progress, progress_bar
 
 
 class Terminal(io.StringIO):
@@ -30,17 +29,17 @@ def no_notebook(monkeypatch):
 
 
 def show(*steps):
-    with progress_bar.shown_progress(None) as report:
+    with progress_bar.shown(None) as observer:
         for one in steps:
-            report(one)
+            observer.on_progress(one)
 
 
 def test_a_terminal_shows_stage_layer_and_share(monkeypatch, no_notebook):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with progress_bar.shown_progress(None) as report:
-        report(step(0.1))
-        report(step(0.7, "down_proj", "factorizing"))
-        report(step(0.7, None, "factorizing"))
+    with progress_bar.shown(None) as observer:
+        observer.on_progress(step(0.1))
+        observer.on_progress(step(0.7, "down_proj", "factorizing"))
+        observer.on_progress(step(0.7, None, "factorizing"))
     first, second = terminal.getvalue().split("compressing the layers")[:2]
     assert re.search(r"profiling the layers: +10%.*q_proj", first)
     assert re.match(r": +70%.*down_proj", second)
@@ -54,12 +53,12 @@ def test_nothing_is_shown_where_nobody_looks_on(monkeypatch, no_notebook):
     assert log.getvalue() == ""
 
 
-def test_a_function_of_the_caller_replaces_the_bar(monkeypatch):
+def test_an_observer_of_the_caller_replaces_the_bar(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    seen = []
-    with progress_bar.shown_progress(seen.append) as report:
-        report(step(0.5))
-    assert (seen, terminal.getvalue()) == ([step(0.5)], "")
+    given = Observer()
+    with progress_bar.shown(given) as observer:
+        observer.on_progress(step(0.5))
+    assert (observer, terminal.getvalue()) == (given, "")
 
 
 @pytest.mark.parametrize(("shell", "watched"), [(ZMQInteractiveShell(), True), (object(), False), (None, False)])

@@ -14,6 +14,7 @@ from rocket_core.config import KINDS
 from rocket_core.errors import CompressionCancelledError, InfeasibleBudgetError
 from rocket_core.evaluation import evaluate_text
 from rocket_core.pipeline import compress
+from tests.reference.observers import Watch
 from tests.sampling import sweep
 
 RATIO = 0.8
@@ -99,7 +100,7 @@ def test_a_cancelled_run_resumes_to_the_same_bytes(model_folder, quantizing, qua
     for after in (5, 30, 60, 90, 10**9):
         try:
             config = quantizing(choice, ratio=RATIO)
-            compress(str(model_folder("llama")), parts, config, should_cancel=Stop(after), resume=True)
+            compress(str(model_folder("llama")), parts, config, observer=Watch(should_cancel=Stop(after)), resume=True)
         except CompressionCancelledError:
             cancelled += 1
     assert cancelled >= 2

@@ -13,6 +13,7 @@ from rocket_core.errors import InvalidConfigError
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.refinement import BlockErrors, BlockTuning
+from tests.reference.observers import Watch
 
 KINDS = {
     "parameters": {"ratio": 0.4},
@@ -124,7 +125,7 @@ def test_norms_outside_of_blocks_are_left_alone(outputs):
 def test_killed_repeatedly_it_resumes_to_the_same_bytes(tmp_path, model_folder, refining, outputs, fingerprint):
     config = refining(**KINDS["file"])
     steps = []
-    compress(str(model_folder("llama")), tmp_path / "counted", config, on_progress=steps.append)
+    compress(str(model_folder("llama")), tmp_path / "counted", config, observer=Watch(on_progress=steps.append))
     expected = fingerprint(outputs("file")[1][0])
     assert fingerprint(tmp_path / "counted") == expected
     begin = next(index for index, progress in enumerate(steps) if progress.stage == "factorizing")
@@ -146,7 +147,7 @@ def test_killed_repeatedly_it_resumes_to_the_same_bytes(tmp_path, model_folder, 
 
 def test_progress_never_falls_and_names_layers(tmp_path, model_folder, refining):
     seen = []
-    compress(str(model_folder("llama")), tmp_path / "out", refining(), on_progress=seen.append)
+    compress(str(model_folder("llama")), tmp_path / "out", refining(), observer=Watch(on_progress=seen.append))
     fractions = [progress.fraction for progress in seen]
     assert fractions == sorted(fractions)
     assert len({progress.fraction for progress in seen if progress.stage == "factorizing"}) > 100

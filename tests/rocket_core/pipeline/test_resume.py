@@ -17,13 +17,14 @@ from rocket_core.errors import (
 )
 from rocket_core.pipeline import compress, requirements
 from rocket_core.pipeline.preflight import prepare_run
+from tests.reference.observers import Watch
 from tests.reference.tiny_models import save_tiny_model
 from tests.sampling import sweep
 
 
 def count_steps(model, output, config):
     steps = []
-    compress(model, output, config, on_progress=steps.append)
+    compress(model, output, config, observer=Watch(on_progress=steps.append))
     return steps
 
 
@@ -45,7 +46,7 @@ def test_cancelled_anywhere_it_resumes_to_the_same_bytes(
     for step in range(0, len(steps), every):
         output = tmp_path / str(step)
         with pytest.raises(CompressionCancelledError, match="resume"):
-            compress(str(model_folder("llama")), output, settings(), should_cancel=cancel_at(step))
+            compress(str(model_folder("llama")), output, settings(), observer=Watch(should_cancel=cancel_at(step)))
         assert not (output / "factored").exists()
         compress(str(model_folder("llama")), output, settings(), resume=True)
         assert fingerprint(output) == expected, step
@@ -74,7 +75,9 @@ def test_killed_repeatedly_it_resumes_to_the_same_bytes(
 def test_a_resumed_run_does_not_repeat_finished_layers(tmp_path, model_folder, settings, steps):
     half = next(index for index, progress in enumerate(steps) if progress.stage == "factorizing")
     with pytest.raises(CompressionCancelledError):
-        compress(str(model_folder("llama")), tmp_path / "out", settings(), should_cancel=cancel_at(half))
+        compress(
+            str(model_folder("llama")), tmp_path / "out", settings(), observer=Watch(should_cancel=cancel_at(half))
+        )
     profiles = sorted((tmp_path / "out" / ".rocket-work" / "profiles").iterdir())
     assert len(profiles) == 14
     before = {file.name: file.stat().st_mtime_ns for file in profiles}
@@ -85,8 +88,7 @@ def test_a_resumed_run_does_not_repeat_finished_layers(tmp_path, model_folder, s
             tmp_path / "out",
             settings(),
             resume=True,
-            on_progress=seen.append,
-            should_cancel=lambda: bool(seen) and seen[-1].stage == "exporting",
+            observer=Watch(on_progress=seen.append, should_cancel=lambda: bool(seen) and seen[-1].stage == "exporting"),
         )
     assert {file.name: file.stat().st_mtime_ns for file in profiles} == before
 
@@ -94,7 +96,9 @@ def test_a_resumed_run_does_not_repeat_finished_layers(tmp_path, model_folder, s
 def test_stage_times_add_up_over_resumed_runs(tmp_path, model_folder, settings, steps):
     half = next(index for index, progress in enumerate(steps) if progress.stage == "factorizing")
     with pytest.raises(CompressionCancelledError):
-        compress(str(model_folder("llama")), tmp_path / "out", settings(), should_cancel=cancel_at(half))
+        compress(
+            str(model_folder("llama")), tmp_path / "out", settings(), observer=Watch(should_cancel=cancel_at(half))
+        )
     stored = json.loads((tmp_path / "out" / ".rocket-work" / "stages.json").read_text())
     before = {stage["name"]: stage["seconds"] for stage in stored}
     report = compress(str(model_folder("llama")), tmp_path / "out", settings(), resume=True)
@@ -105,7 +109,7 @@ def test_stage_times_add_up_over_resumed_runs(tmp_path, model_folder, settings, 
 
 def test_unfinished_work_is_not_overwritten_without_resume(tmp_path, model_folder, settings):
     with pytest.raises(CompressionCancelledError):
-        compress(str(model_folder("llama")), tmp_path / "out", settings(), should_cancel=cancel_at(5))
+        compress(str(model_folder("llama")), tmp_path / "out", settings(), observer=Watch(should_cancel=cancel_at(5)))
     with pytest.raises(InvalidConfigError, match="resume"):
         compress(str(model_folder("llama")), tmp_path / "out", settings())
 
@@ -115,7 +119,7 @@ def test_unfinished_work_is_not_overwritten_without_resume(tmp_path, model_folde
 )
 def test_work_with_other_settings_is_refused(tmp_path, model_folder, settings, changes, named):
     with pytest.raises(CompressionCancelledError):
-        compress(str(model_folder("llama")), tmp_path / "out", settings(), should_cancel=cancel_at(5))
+        compress(str(model_folder("llama")), tmp_path / "out", settings(), observer=Watch(should_cancel=cancel_at(5)))
     with pytest.raises(WorkFolderError, match=named):
         compress(str(model_folder("llama")), tmp_path / "out", settings(**changes), resume=True)
 
@@ -124,7 +128,7 @@ def test_work_with_other_weights_is_refused(tmp_path, settings):
     model = tmp_path / "model"
     save_tiny_model("llama", model)
     with pytest.raises(CompressionCancelledError):
-        compress(str(model), tmp_path / "out", settings(), should_cancel=cancel_at(5))
+        compress(str(model), tmp_path / "out", settings(), observer=Watch(should_cancel=cancel_at(5)))
     weights = bytearray((model / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (model / "model.safetensors").write_bytes(weights)
@@ -137,7 +141,7 @@ def test_work_with_another_text_of_the_same_name_is_refused(tmp_path, model_fold
     copy.write_bytes(text.read_bytes())
     config = settings(calibration={"dataset": str(copy), "samples": 12, "sequence_length": 32})
     with pytest.raises(CompressionCancelledError):
-        compress(str(model_folder("llama")), tmp_path / "out", config, should_cancel=cancel_at(5))
+        compress(str(model_folder("llama")), tmp_path / "out", config, observer=Watch(should_cancel=cancel_at(5)))
     copy.write_text(copy.read_text().replace("rocket", "kettle"))
     with pytest.raises(WorkFolderError, match="calibration was"):
         compress(str(model_folder("llama")), tmp_path / "out", config, resume=True)
@@ -145,7 +149,7 @@ def test_work_with_another_text_of_the_same_name_is_refused(tmp_path, model_fold
 
 def test_a_refused_run_does_not_change_existing_work(tmp_path, model_folder, settings):
     with pytest.raises(CompressionCancelledError):
-        compress(str(model_folder("llama")), tmp_path / "out", settings(), should_cancel=cancel_at(2))
+        compress(str(model_folder("llama")), tmp_path / "out", settings(), observer=Watch(should_cancel=cancel_at(2)))
     work = tmp_path / "out" / ".rocket-work"
     before = {file: file.read_bytes() for file in work.rglob("*") if file.is_file()}
     for changes in ({"ratio": 0.95}, {"ignore": ("nothing",)}):
@@ -157,7 +161,12 @@ def test_a_refused_run_does_not_change_existing_work(tmp_path, model_folder, set
 def test_remains_without_an_identity_are_ignored(tmp_path, model_folder, settings, finished, fingerprint, steps):
     half = next(index for index, progress in enumerate(steps) if progress.stage == "exporting")
     with pytest.raises(CompressionCancelledError):
-        compress(str(model_folder("llama")), tmp_path / "out", settings(ratio=0.5), should_cancel=cancel_at(half))
+        compress(
+            str(model_folder("llama")),
+            tmp_path / "out",
+            settings(ratio=0.5),
+            observer=Watch(should_cancel=cancel_at(half)),
+        )
     (tmp_path / "out" / ".rocket-work" / "run.json").unlink()
     compress(str(model_folder("llama")), tmp_path / "out", settings())
     assert fingerprint(tmp_path / "out") == fingerprint(finished("llama")[0])
@@ -174,7 +183,7 @@ def test_two_processes_cannot_work_in_one_folder(tmp_path, model_folder, setting
             second(progress)
 
     with pytest.raises(KeyboardInterrupt):
-        compress(str(model_folder("llama")), tmp_path / "out", settings(), on_progress=first)
+        compress(str(model_folder("llama")), tmp_path / "out", settings(), observer=Watch(on_progress=first))
     compress(str(model_folder("llama")), tmp_path / "out", settings(), resume=True)
 
 
@@ -212,7 +221,9 @@ def test_folders_not_made_by_a_run_are_not_replaced(tmp_path, model_folder, sett
 def test_resuming_counts_the_disk_already_used(tmp_path, model_folder, settings, steps, monkeypatch):
     late = next(index for index, progress in enumerate(steps) if progress.stage == "exporting")
     with pytest.raises(CompressionCancelledError):
-        compress(str(model_folder("llama")), tmp_path / "out", settings(), should_cancel=cancel_at(late))
+        compress(
+            str(model_folder("llama")), tmp_path / "out", settings(), observer=Watch(should_cancel=cancel_at(late))
+        )
     held = sum(f.stat().st_size for f in (tmp_path / "out" / ".rocket-work").rglob("*") if f.is_file())
     run = prepare_run(find_model(str(model_folder("llama"))), settings())
     needed = requirements.estimate_resources(run, 12).disk_bytes
@@ -234,7 +245,9 @@ def test_a_finished_run_on_another_text_is_not_reused(tmp_path, model_folder, se
 def test_a_damaged_work_file_is_named(tmp_path, model_folder, settings, steps):
     half = next(index for index, progress in enumerate(steps) if progress.stage == "factorizing")
     with pytest.raises(CompressionCancelledError):
-        compress(str(model_folder("llama")), tmp_path / "out", settings(), should_cancel=cancel_at(half))
+        compress(
+            str(model_folder("llama")), tmp_path / "out", settings(), observer=Watch(should_cancel=cancel_at(half))
+        )
     basis = next((tmp_path / "out" / ".rocket-work" / "bases").iterdir())
     basis.write_bytes(basis.read_bytes()[:-3])
     with pytest.raises(CorruptCheckpointError, match=basis.name):

@@ -9,6 +9,7 @@ from rocket_core.estimates.coverage import coverage_of_headers
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.run_coverage import coverage_of_run
+from tests.reference.observers import Watch
 from tests.reference.sequence_models import save_sequence_model
 from tests.reference.tiny_mixtures import save_tiny_mixture
 from tests.reference.tiny_models import save_tiny_model
@@ -56,7 +57,7 @@ def test_headers_and_run_agree(family, tmp_path, settings):
 def test_a_run_warns_before_it_starts_and_reports_it(model_folder, settings, tmp_path):
     told = []
     config = settings(ignore=("*.mlp.*",), export=("factored",))
-    report = compress(str(model_folder("llama")), tmp_path / "out", config, on_warning=told.append)
+    report = compress(str(model_folder("llama")), tmp_path / "out", config, observer=Watch(on_warning=told.append))
     assert told == [report.coverage.warning]
     assert "fewer ignored layers (" in told[0]
     assert report.coverage.warning in (tmp_path / "out" / "report.html").read_text().replace("&#39;", "'")

@@ -18,6 +18,7 @@ from rocket_core.pipeline import compress
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.factored_models import block_linears
+from tests.reference.observers import Watch
 from tests.reference.sequence_models import (
     build_sequence_model,
     inputs_of,
@@ -117,7 +118,7 @@ def test_a_cancelled_run_resumes_to_the_same_bytes(sequential, within, dense_fol
                 str(dense_folder("bart")),
                 tmp_path / "parts",
                 config,
-                should_cancel=lambda left=left: next(left, None) is None,
+                observer=Watch(should_cancel=lambda left=left: next(left, None) is None),
                 resume=True,
             )
         except CompressionCancelledError:

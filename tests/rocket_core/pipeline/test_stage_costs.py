@@ -11,6 +11,7 @@ from rocket_core.pipeline.stage_costs import Costs, combined_costs
 from rocket_core.report.schema import StageReport
 from rocket_core.system.devices import device_name
 from rocket_core.system.energy import EnergyMeter, EnergyReading
+from tests.reference.observers import Watch
 
 PROCESSOR, MEMORY, ACCELERATOR = 0.003, 0.0005, 0.25
 CPU = torch.device("cpu")
@@ -54,7 +55,7 @@ def cancelled(run):
     def cancelled(questions, **more):
         asked = iter(range(questions))
         with pytest.raises(CompressionCancelledError):
-            run(should_cancel=lambda: next(asked, None) is None, **more)
+            run(observer=Watch(should_cancel=lambda: next(asked, None) is None), **more)
 
     return cancelled
 
@@ -175,7 +176,7 @@ def test_costs_are_saved_before_a_run_can_end(monkeypatch, run, tmp_path):
         if file.exists():
             told.append({stage["name"]: stage["energy"] for stage in json.loads(file.read_text())})
 
-    run(meter=CountingMeter(), on_progress=look)
+    run(meter=CountingMeter(), observer=Watch(on_progress=look))
     assert any("calibrating" in stages and "factorizing" not in stages for stages in told)
     assert list(told[-1]) == ["preflight", "calibrating", "allocating", "factorizing", "exporting"]
 

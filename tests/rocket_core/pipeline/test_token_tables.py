@@ -15,6 +15,7 @@ from rocket_core.pipeline import ProfileCache, compress, profile_model
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.sizes.target import ByBytes, ByRatio
+from tests.reference.observers import Watch
 from tests.sampling import sweep
 
 BYTES = {"budget": "bytes", "preset": "fast", "sensitivity_samples": 4, "kinds": ("quantized",)}
@@ -43,7 +44,7 @@ def within(model_folder, settings, tmp_path):
     def make(family, part, *, output="out", profiles=None, should_cancel=None, **changes):
         target = round(part * size_of(model_folder(family)))
         config = settings(**{"ratio": None, "target_bytes": target, **BYTES, **changes})
-        more = {} if should_cancel is None else {"should_cancel": should_cancel, "resume": True}
+        more = {} if should_cancel is None else {"observer": Watch(should_cancel=should_cancel), "resume": True}
         report = compress(str(model_folder(family)), tmp_path / output, config, profiles=profiles, **more)
         return tmp_path / output, report
 
@@ -200,8 +201,9 @@ class TestProfiles:
             str(model_folder("gpt2")),
             tmp_path / "out",
             config,
-            on_profile=lambda position, profile: seen.append((position, profile.name)),
-            on_allocation=chosen.extend,
+            observer=Watch(
+                on_profile=lambda position, profile: seen.append((position, profile.name)), on_allocation=chosen.extend
+            ),
         )
         assert [position for position, _ in seen] == [*range(9)]
         assert seen[-1][1] == "transformer.wte"

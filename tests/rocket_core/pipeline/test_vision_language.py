@@ -14,6 +14,7 @@ from rocket_core.layers import LayerFactors, unpack_coefficients
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.block_walk import BlockWalk, loaded_surroundings
 from rocket_core.pipeline.preflight import prepare_run
+from tests.reference.observers import Watch
 from tests.reference.tiny_mixtures import inputs
 from tests.reference.tiny_speech import SPEECH, save_tiny_speech
 from tests.reference.tiny_vision import VISION, save_tiny_vision
@@ -172,8 +173,9 @@ def test_a_stopped_run_ends_with_identical_bytes(family, tmp_path, folder, setti
                 tmp_path / "out",
                 config,
                 resume=True,
-                on_progress=seen.append,
-                should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or ""),  # noqa: B023
+                observer=Watch(
+                    on_progress=seen.append, should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or "")  # noqa: B023
+                ),
             )
     compress(str(folder(family)), tmp_path / "out", config, resume=True)
     assert fingerprint(tmp_path / "out") == fingerprint(compressed(family)[0])

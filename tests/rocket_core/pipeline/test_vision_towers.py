@@ -18,6 +18,7 @@ from rocket_core.pipeline import compress
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
+from tests.reference.observers import Watch
 from tests.reference.sensitivity import silent_monitor, squared_gradients
 from tests.reference.tiny_vision import save_tiny_processor, save_tiny_vision, stand_in_for_libraries
 from tests.sampling import sweep
@@ -191,7 +192,7 @@ def sequential(tmp_path_factory, folder, vision):
     # Fewer layers, for time; those that read what the tower shows are left.
     ignore = ("*.visual.blocks.[12].*", "*.language_model.layers.[12].*")
     config = vision(preset="best", kinds=("factored",), objective="whitened", ratio=0.5, ignore=ignore)
-    report = compress(str(folder("qwen3_vl")), output, config, on_progress=steps.append)
+    report = compress(str(folder("qwen3_vl")), output, config, observer=Watch(on_progress=steps.append))
     return folder("qwen3_vl"), config, output, report, steps
 
 
@@ -220,7 +221,7 @@ def test_killed_repeatedly_it_resumes_to_the_same_bytes(kills, sequential, finge
 @pytest.mark.parametrize("family", ["smolvlm", "llama4"])
 def test_families_resume_after_kills_to_the_same_bytes(family, folder, vision, fingerprint, tmp_path):
     config, steps = vision(kinds=("factored",)), []
-    compress(str(folder(family)), tmp_path / "expected", config, on_progress=steps.append)
+    compress(str(folder(family)), tmp_path / "expected", config, observer=Watch(on_progress=steps.append))
     killed_and_resumed(folder(family), config, steps, (0.2, 0.5, 0.9), tmp_path)
     assert fingerprint(tmp_path / "out") == fingerprint(tmp_path / "expected")
 

@@ -10,6 +10,7 @@ import torch
 from rocket_core.config import CompressionConfig
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.state import healing_state
+from tests.reference.observers import Watch
 from tests.reference.tiny_vision import stand_in_for_libraries
 
 
@@ -33,4 +34,4 @@ def run(descriptors):
             os.kill(os.getpid(), signal.SIGKILL)
 
     settings = CompressionConfig.model_validate_json(config)
-    compress(model, Path(output), settings, resume=True, on_progress=on_progress)
+    compress(model, Path(output), settings, resume=True, observer=Watch(on_progress=on_progress))

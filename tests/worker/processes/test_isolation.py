@@ -410,7 +410,7 @@ from worker.confined import computation
 class Offline(computation.Computation):
     def _work(self):
         exec({REFUSING_FILTERS!r})
-        self._on_offline()
+        self._observer().on_offline()
         from rocket_core.errors import CorruptCheckpointError
         raise CorruptCheckpointError("the network is open")
 computation.Computation = Offline

@@ -89,7 +89,7 @@ def finished_healing(state: HealingState, monitor: Monitor) -> tuple[dict[str, T
     finished = state.result()
     if finished is not None:
         for point in finished[1].curve:
-            monitor.healed(point)
+            monitor.observer.on_healing(point)
     return finished
 
 
@@ -168,7 +168,7 @@ def _take_steps(plan: HealingPlan, trainer: Trainer, state: HealingState, monito
             state.save_checkpoint(trainer.state())
         curve = _curve(plan, trainer)
         for point in curve[reported:]:
-            monitor.healed(point)
+            monitor.observer.on_healing(point)
         reported = len(curve)
         monitor.step(trainer.done, f"step {trainer.step:,} of {steps:,}")
 

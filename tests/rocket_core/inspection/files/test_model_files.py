@@ -9,6 +9,7 @@ from rocket_core.evaluation import evaluate_text
 from rocket_core.inspection.files.model_files import companions, copy_file, open_file, read_file, vet_folder
 from rocket_core.pipeline import compress
 from tests.reference.hostile_models import LARGE_FILES, LINKS, SECRET, edit_json
+from tests.reference.observers import Watch
 from tests.reference.tiny_models import save_tiny_model
 
 
@@ -64,7 +65,12 @@ def test_a_file_too_large_for_the_disk_is_refused_in_preflight(build, model, sec
     build(model, secret)
     stages = set()
     with pytest.raises(UnsafeFileError, match="remove"):
-        compress(str(model), tmp_path / "output", settings, on_progress=lambda progress: stages.add(progress.stage))
+        compress(
+            str(model),
+            tmp_path / "output",
+            settings,
+            observer=Watch(on_progress=lambda progress: stages.add(progress.stage)),
+        )
     assert stages <= {"preflight"}
 
 

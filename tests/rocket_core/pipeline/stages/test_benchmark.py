@@ -5,6 +5,7 @@ from rocket_core.pipeline import compress, requirements
 from rocket_core.pipeline.stages import benchmark
 from rocket_core.report.schema import CompressionReport
 from rocket_core.speed import SpeedSettings
+from tests.reference.observers import Watch
 from tests.reference.speed import speed_report
 
 
@@ -42,7 +43,7 @@ def test_the_report_has_the_speed_of_every_export(tmp_path, model_folder, settin
 def test_models_run_as_the_run_does(tmp_path, model_folder, settings, measured):
     seen = []
     folder, how = str(model_folder("llama")), settings(benchmark=True)
-    compress(folder, tmp_path / "out", how, on_progress=seen.append)
+    compress(folder, tmp_path / "out", how, observer=Watch(on_progress=seen.append))
 
     [(subjects, given)] = measured
     assert [subject.name for subject in subjects] == ["original", *how.export]
@@ -69,7 +70,7 @@ def test_a_cancelled_benchmark_is_repeated_on_resume(tmp_path, model_folder, set
         return bool(seen) and seen[-1].stage == "benchmarking"
 
     with pytest.raises(CompressionCancelledError, match="measuring speed"):
-        compress(folder, output, how, on_progress=seen.append, should_cancel=stop)
+        compress(folder, output, how, observer=Watch(on_progress=seen.append, should_cancel=stop))
 
     assert compress(folder, output, how, resume=True).speed == speed_report()
 
@@ -108,6 +109,6 @@ def test_too_little_memory_for_all_models_is_refused(tmp_path, model_folder, set
     monkeypatch.setattr(requirements, "free_memory", lambda _device: 2**30)
 
     with pytest.raises(InsufficientMemoryError, match=r"all of them in memory.*rocket bench"):
-        compress(compress_one, tmp_path / "out", run, on_requirements=needed.append)
+        compress(compress_one, tmp_path / "out", run, observer=Watch(on_requirements=needed.append))
 
     assert not needed

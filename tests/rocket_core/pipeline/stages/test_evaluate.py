@@ -21,6 +21,7 @@ from rocket_core.pipeline.stages import evaluate as evaluating
 from rocket_core.pipeline.stages.evaluate import plan_evaluation
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import CompressionReport
+from tests.reference.observers import Watch
 
 STORIES = [f"Story {number}: " + " ".join(["rocket", "layer", "budget"][: 1 + number % 3]) for number in range(60)]
 
@@ -83,7 +84,7 @@ def test_a_finished_artifact_is_evaluated_as_its_run_would(evaluated, model_fold
     output, report = evaluated
     folder, seen = str(model_folder("llama")), []
     later = evaluate_artifact(
-        folder, output / "factored", tmp_path, settings(evaluate=evaluation()), on_progress=seen.append
+        folder, output / "factored", tmp_path, settings(evaluate=evaluation()), observer=Watch(on_progress=seen.append)
     )
     assert later == report.evaluation
     [answer] = later.answers
@@ -107,8 +108,7 @@ def test_a_later_evaluation_can_be_cancelled(evaluated, model_folder, settings, 
             evaluated[0] / "factored",
             tmp_path,
             settings(evaluate=evaluation()),
-            on_progress=seen.append,
-            should_cancel=is_evaluating(seen),
+            observer=Watch(on_progress=seen.append, should_cancel=is_evaluating(seen)),
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -139,13 +139,19 @@ def test_an_interrupted_evaluation_is_repeated_on_resume(tmp_path, model_folder,
     folder, output, config = str(model_folder("llama")), tmp_path / "out", settings(evaluate=evaluation())
     seen = []
     with pytest.raises(CompressionCancelledError, match="measuring quality"):
-        compress(folder, output, config, on_progress=seen.append, should_cancel=is_evaluating(seen))
+        compress(folder, output, config, observer=Watch(on_progress=seen.append, should_cancel=is_evaluating(seen)))
     before = weights(output)
     assert len(before) == 2
 
     again = []
     with pytest.raises(CompressionCancelledError):
-        compress(folder, output, config, resume=True, on_progress=again.append, should_cancel=is_evaluating(again))
+        compress(
+            folder,
+            output,
+            config,
+            resume=True,
+            observer=Watch(on_progress=again.append, should_cancel=is_evaluating(again)),
+        )
     assert weights(output) == before
 
     assert compress(folder, output, config, resume=True).evaluation == evaluated[1].evaluation
@@ -159,7 +165,7 @@ def test_an_incomplete_artifact_is_written_again(tmp_path, model_folder, setting
         return sum(progress.stage == "exporting" for progress in steps) > 10
 
     with pytest.raises(CompressionCancelledError):
-        compress(folder, output, config, on_progress=steps.append, should_cancel=stop)
+        compress(folder, output, config, observer=Watch(on_progress=steps.append, should_cancel=stop))
     compress(folder, output, config, resume=True)
     assert fingerprint(output) == fingerprint(evaluated[0])
 

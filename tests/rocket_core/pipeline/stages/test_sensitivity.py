@@ -334,8 +334,7 @@ from rocket_core.checkpoint import find_model
 from rocket_core.config import compression_config
 from rocket_core.system.process_memory import map_large_tensors
 from rocket_core.pipeline.preflight import prepare_run, run_identity
-from rocket_core.pipeline.stage_costs import Costs
-from rocket_core.pipeline.progress import Callbacks, Monitor
+from tests.reference.sensitivity import silent_monitor
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -352,16 +351,13 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 map_large_tensors()
 config = compression_config(ratio=0.3, calibration={"dataset": sys.argv[1], "samples": 8, "sequence_length": 32})
-nothing = lambda *arguments: None
 tokens = CalibrationInputs.of_text(torch.randint(3, 259, (2, 32)))
 for number, model in enumerate(sys.argv[2:]):
     run = prepare_run(find_model(model), config)
     work = WorkFolder(Path(model) / f"work{number}")
     work.claim(run_identity(run), tokens)
-    told = dict.fromkeys(("on_progress", "on_profile", "on_profiled", "on_allocation", "should_cancel"), nothing)
-    callbacks = Callbacks(**told)
     before = peak = anonymous()
-    measure_sensitivities(run, tokens, work, Monitor(callbacks, Costs(run.device, {})))
+    measure_sensitivities(run, tokens, work, silent_monitor(run))
     print(peak - before)
 """
 

@@ -10,6 +10,7 @@ from rocket_core.config import WORK_FOLDER_NAME
 from rocket_core.errors import CompressionCancelledError, FaultyResultError
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.stages.healing.files import check_healed
+from tests.reference.observers import Watch
 from tests.reference.tiny_mixtures import save_tiny_mixture
 
 CASES = {
@@ -46,7 +47,7 @@ def stopped(tmp_path):
             return compress(str(model), output, config, resume=True)
 
         with pytest.raises(CompressionCancelledError):
-            compress(str(model), output, config, should_cancel=mark.exists)
+            compress(str(model), output, config, observer=Watch(should_cancel=mark.exists))
         return output / WORK_FOLDER_NAME / "exports" / kind, resume, output
 
     return run

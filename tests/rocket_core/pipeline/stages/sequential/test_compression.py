@@ -9,6 +9,7 @@ import rocket_core.hf  # noqa: F401  registers the format
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.models.residual_stream import ResidualStream
 from rocket_core.pipeline import compress
+from tests.reference.observers import Watch
 from tests.rocket_core.pipeline.conftest import RATIO
 from tests.sampling import sweep
 
@@ -144,8 +145,7 @@ def test_a_stopped_run_resumes_to_the_same_bytes(run_with, tmp_path, model_folde
                 tmp_path,
                 chosen,
                 resume=True,
-                on_progress=note,
-                should_cancel=lambda seen=seen, steps=steps: len(seen) > steps,
+                observer=Watch(on_progress=note, should_cancel=lambda seen=seen, steps=steps: len(seen) > steps),
             )
     compress(model, tmp_path, chosen, resume=True)
     assert (tmp_path / "factored" / "model.safetensors").read_bytes() == (
@@ -180,7 +180,12 @@ def test_attention_of_a_block_runs_twice_per_stream(tmp_path, model_folder, sett
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
     monkeypatch.setattr("rocket_core.estimates.batch_size.TOKENS_PER_BATCH_ON_CPU", 64)
     chosen = settings(preset="best", kinds=("sparse",), sensitivity_samples=4, export=("factored",))
-    compress(str(model_folder("llama")), tmp_path, chosen, on_progress=lambda progress: stages.append(progress.stage))
+    compress(
+        str(model_folder("llama")),
+        tmp_path,
+        chosen,
+        observer=Watch(on_progress=lambda progress: stages.append(progress.stage)),
+    )
     blocks = AutoModelForCausalLM.from_pretrained(model_folder("llama")).config.num_hidden_layers
     batches = 6
     # The first batch, which runs to the end, shows whether a layer is called only once, and once what its parts add.
@@ -194,8 +199,10 @@ def test_a_group_is_profiled_first_and_reported_in_model_order(tmp_path, model_f
         str(model_folder("llama")),
         tmp_path,
         chosen,
-        on_progress=lambda progress: seen.append((progress.stage, progress.layer)),
-        on_profile=lambda position, profile: told.append((position, profile.name)),
+        observer=Watch(
+            on_progress=lambda progress: seen.append((progress.stage, progress.layer)),
+            on_profile=lambda position, profile: told.append((position, profile.name)),
+        ),
     )
     assert told == list(enumerate(layer.name for layer in report.layers))
     # A block starts under the name of its first layer.
