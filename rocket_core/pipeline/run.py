@@ -34,19 +34,18 @@ from rocket_core.pipeline.report_builder import (
 )
 from rocket_core.pipeline.run_coverage import coverage_of_run
 from rocket_core.pipeline.stages.artifact_size import spare_bytes
-from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.compress import compress_layers
 from rocket_core.pipeline.stages.download import obtain_model
+from rocket_core.pipeline.stages.evaluate import measure
 from rocket_core.pipeline.stages.export import export_reports, write_export
 from rocket_core.pipeline.stages.healing.layers import heal_layers, healing_passes
-from rocket_core.pipeline.stages.measurements import measure
 from rocket_core.pipeline.stages.profile import allocate_layers, profile_layers
 from rocket_core.pipeline.stages.publish import check_same_measurements, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
 from rocket_core.pipeline.stages.sequential.compression import SequentialCompression
 from rocket_core.pipeline.stages.token_tables import compress_tables
 from rocket_core.pipeline.stages.trial_run import check_export
-from rocket_core.pipeline.stages.units import group_units
+from rocket_core.pipeline.stages.units import CodedSizes, group_units
 from rocket_core.pipeline.state.profile_cache import ProfileCache
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import CompressionReport, StageReport

@@ -31,9 +31,8 @@ from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.stored_weight import block_key
-from rocket_core.pipeline.stages.units import CompressionUnit, shared_name
+from rocket_core.pipeline.stages.units import CodedSizes, CompressionUnit, shared_name
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerOutcome
 from rocket_core.sizes.budget import Shape

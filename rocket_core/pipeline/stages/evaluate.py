@@ -1,7 +1,7 @@
-"""Evaluation of the written artifact against the dense model, if requested; after the export.
+"""What is measured of the written artifacts, if requested: quality against the dense model, then speed.
 
-It changes no artifact. If it is interrupted, finished artifacts remain, and a resumed run evaluates again from the
-start, unless the evaluation was complete.
+It changes no artifact. If it is interrupted, finished artifacts remain, and a resumed run measures again from the start
+what was not complete.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,6 +36,10 @@ from rocket_core.pipeline.stages.healing.plan import windows_to_draw
 from rocket_core.pipeline.state.records import EvaluationRecord
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.quality import EvaluationReport
+from rocket_core.report.speed import SpeedReport
+from rocket_core.speed import SpeedSettings, find_subject, measure_speed
+
+_ORIGINAL = "original"
 
 # Seed for the choice of documents of a dataset that is not used for calibration.
 _SEED = 0
@@ -194,3 +198,53 @@ def _documents(run: Run, settings: EvaluationConfig, token: str | None) -> Itera
         count = max(calibration.samples, trained)
         token_windows(rest, run.inputs.tokenizer, count=count, length=run.sequence_length)
     return rest
+
+
+def measure_exports(run: Run, folders: Mapping[ExportKind, Path], work: WorkFolder, monitor: Monitor) -> SpeedReport:
+    """Measure the original and the artifacts in turns, on the device and with the threads of the run.
+
+    Args:
+        run: the run.
+        folders: the written artifacts.
+        work: work folder for the result.
+        monitor: notified of every measurement.
+
+    Raises:
+        CompressionCancelledError: the caller has cancelled the run.
+        RocketError: see `measure_speed`.
+    """
+    known = work.speed()
+    if known is not None:
+        return known
+    original = find_subject(run.source.folder, _ORIGINAL)
+    artifacts = [find_subject(folder, kind) for kind, folder in folders.items()]
+    report = measure_speed(
+        [original, *artifacts],
+        SpeedSettings(threads=torch.get_num_threads(), device=str(run.device)),
+        on_step=lambda share, _what: monitor.step(share),
+        check=monitor.check,
+    )
+    work.save_speed(report)
+    return report
+
+
+def measure(
+    run: Run, plan: EvaluationPlan | None, folders: Mapping[ExportKind, Path], work: WorkFolder, monitor: Monitor
+) -> tuple[EvaluationReport | None, SpeedReport | None]:
+    """Return the quality and the speed of the artifacts, each None unless it is requested.
+
+    Args:
+        run: the run.
+        plan: the planned evaluation; None if the quality is not measured.
+        folders: the written artifacts.
+        work: work folder for the results.
+        monitor: notified of every step.
+    """
+    evaluation = speed = None
+    if plan is not None:
+        with monitor.stage("evaluating"):
+            evaluation = evaluate_export(run, plan, folders, work, monitor)
+    if run.config.benchmark:
+        with monitor.stage("benchmarking"):
+            speed = measure_exports(run, folders, work, monitor)
+    return evaluation, speed

@@ -123,7 +123,8 @@ def test_a_stopped_run_ends_with_identical_bytes(family, tmp_path, mixture, sett
                 settings(preset="fast"),
                 resume=True,
                 observer=Watch(
-                    on_progress=seen.append, should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or "")  # noqa: B023
+                    on_progress=seen.append,
+                    should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or ""),  # noqa: B023
                 ),
             )
     compress(str(mixture(family)), tmp_path / "out", settings(preset="fast"), resume=True)

@@ -145,7 +145,8 @@ def test_a_stopped_run_ends_with_identical_bytes(model, settings, tmp_path):
                 config,
                 resume=True,
                 observer=Watch(
-                    on_progress=seen.append, should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or "")  # noqa: B023
+                    on_progress=seen.append,
+                    should_cancel=lambda: bool(seen) and stop in (seen[-1].layer or ""),  # noqa: B023
                 ),
             )
     compress(str(model("mixtral")), tmp_path / "twice", config, resume=True)

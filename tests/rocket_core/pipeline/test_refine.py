@@ -11,7 +11,7 @@ from safetensors import safe_open
 from app.shared.fork_server import ForkServer
 from rocket_core.errors import InvalidConfigError
 from rocket_core.pipeline import compress
-from rocket_core.pipeline.stages.coded_sizes import CodedSizes
+from rocket_core.pipeline.stages.units import CodedSizes
 from rocket_core.refinement import BlockErrors, BlockTuning
 from tests.reference.observers import Watch
 

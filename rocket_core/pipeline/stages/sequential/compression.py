@@ -27,7 +27,6 @@ from rocket_core.pipeline.block_walk import begin_walk, loaded_block, split_inpu
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.compress import (
     AchievedErrors,
     compress_unit,
@@ -46,7 +45,7 @@ from rocket_core.pipeline.stages.sequential.refine import (
     Refinement,
 )
 from rocket_core.pipeline.stages.stored_weight import install_weight
-from rocket_core.pipeline.stages.units import CompressionUnit
+from rocket_core.pipeline.stages.units import CodedSizes, CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.process_memory import return_freed_memory
 

@@ -2,7 +2,7 @@ import pytest
 
 from rocket_core.errors import CompressionCancelledError, InsufficientMemoryError, InvalidConfigError
 from rocket_core.pipeline import compress, requirements
-from rocket_core.pipeline.stages import benchmark
+from rocket_core.pipeline.stages import evaluate
 from rocket_core.report.schema import CompressionReport
 from rocket_core.speed import SpeedSettings
 from tests.reference.observers import Watch
@@ -20,7 +20,7 @@ def measured(monkeypatch):
         check()
         return speed_report()
 
-    monkeypatch.setattr(benchmark, "measure_speed", measure)
+    monkeypatch.setattr(evaluate, "measure_speed", measure)
     return calls
 
 

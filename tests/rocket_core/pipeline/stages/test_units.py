@@ -3,8 +3,7 @@
 import pytest
 
 from rocket_core.candidates import Candidate
-from rocket_core.pipeline.stages.coded_sizes import CodedSizes
-from rocket_core.pipeline.stages.units import CompressionUnit
+from rocket_core.pipeline.stages.units import CodedSizes, CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerOutcome
 
