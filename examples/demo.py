@@ -226,18 +226,18 @@ def print_tables(models: Sequence[Measured], report: CompressionReport) -> None:
     console = wide_console()
     console.print("\n", sizes, "\n")
     removed = percent_text(report.totals.achieved_ratio)
-    console.print(f"{removed} of the parameters of the blocks are gone. Rank and sparsity of each layer:\n")
+    console.print(f"{removed} of the parameters of the blocks are gone. How each layer is stored:\n")
     console.print(layer_table(report.layers))
 
 
 def layer_table(layers: Sequence[LayerReport]) -> Table:
-    """Return a table of rank and sparsity or `dense`, with a row for each block and a column for each kind of layer."""
+    """Return a table of how layers are stored, with a row for each block and a column for each kind of layer."""
     cells: dict[str, dict[str, str]] = {}
     for layer in layers:
         block, name = _block_and_name(layer.name)
-        rank = "dense" if layer.rank is None else str(layer.rank)
-        sparsity = "" if layer.sparsity is None else f" {100 * layer.sparsity:.0f}%"
-        cells.setdefault(block, {})[name] = rank + sparsity
+        form = layer.kind if layer.rank is None else f"rank {layer.rank}"
+        zeros = "" if not layer.sparsity else f", {100 * layer.sparsity:.0f} % zeros"
+        cells.setdefault(block, {})[name] = form.replace("_", " ") + zeros
     table = Table(box=None, padding=(0, 2), pad_edge=False)
     table.add_column("block")
     names = list(dict.fromkeys(name for row in cells.values() for name in row))

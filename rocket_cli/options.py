@@ -182,8 +182,8 @@ Engine = Annotated[
     typer.Option(
         "--for",
         metavar="ENGINE",
-        help=f"What will run the result: {', '.join(ENGINES)}; rocket is transformers with rocket_core.hf. Decides how "
-        "layers may be stored, and which files are written.",
+        help=f"What will run the result: {', '.join(ENGINES)}; rocket is Transformers (Rocket), with this library. "
+        "Decides how layers may be stored, and which files are written.",
         show_default="rocket",
     ),
 ]

@@ -178,7 +178,6 @@ def _layer_table(report: CompressionReport, layers: Sequence[LayerReport], prefi
 
 
 def _cells(layer: LayerReport) -> tuple[str, ...]:
-    error = layer.reconstruction_error if layer.achieved_error is None else layer.achieved_error
     return (
         layer.block_type or (layer.kind if layer.dictionary is None else f"{layer.kind}, shared"),
         "-" if layer.rank is None else str(layer.rank),
@@ -187,7 +186,7 @@ def _cells(layer: LayerReport) -> tuple[str, ...]:
         count_text(layer.kept_parameters),
         percent_text(layer.compression_ratio),
         "-" if layer.bits_per_weight is None else f"{layer.bits_per_weight:.2f}",
-        "-" if layer.kind == "dense" else f"{error:.4f}",
+        "-" if layer.kind == "dense" else f"{layer.error:.4f}",
         "-" if layer.kind == "dense" else f"{layer.weight_error:.4f}",
     )
 

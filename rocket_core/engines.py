@@ -63,7 +63,7 @@ _MIXTURES = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM",
 
 ROCKET = Engine(
     name="rocket",
-    title="transformers with rocket_core.hf",
+    title="Transformers (Rocket)",
     exports=("factored",),
     readable=("factored", "dense"),
     kinds=get_args(Kind),

@@ -18,12 +18,12 @@ from app.services.context import Context
 from app.shared.errors import JobNotFoundError
 from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
-from rocket_core.report.figures import Figure
+from rocket_core.report.figure import Figure
+from rocket_core.report.figures import allocation_difference
 from rocket_core.report.formatting import bytes_text
 from rocket_core.report.headlines import export_rows
 from rocket_core.report.layer_groups import summarize_report
 from rocket_core.report.quality import quality_rows
-from rocket_core.report.report_figures import allocation_difference
 from rocket_core.report.schema import CompressionReport
 
 router = APIRouter(include_in_schema=False)

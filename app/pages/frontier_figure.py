@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rocket_core.candidates import SizePoint
-from rocket_core.report.figures import Figure, size_frontier
+from rocket_core.report.figure import Figure
+from rocket_core.report.figures import size_frontier
 
 if TYPE_CHECKING:
     from rocket_core.allocation.predictor import Predictor

@@ -30,11 +30,10 @@ from app.shared.repositories.jobs import JobFilter
 from app.shared.requests import SOURCE_EXPORT, ExportRequest, HealingRequest, JobRequest
 from rocket_core.config import DEFAULT_HEALING_TOKENS
 from rocket_core.report.cost_table import cost_comparison
-from rocket_core.report.figures import Figure
+from rocket_core.report.figure import Figure
+from rocket_core.report.figures import loss_curve, report_figures
 from rocket_core.report.formatting import count_text
-from rocket_core.report.loss_curve import loss_curve
-from rocket_core.report.report_figures import report_figures
-from rocket_core.report.running_map import running_map
+from rocket_core.report.layer_maps import running_map
 from rocket_core.report.schema import CompressionReport
 from rocket_core.sizes.token_counts import parse_tokens
 

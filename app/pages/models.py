@@ -13,9 +13,9 @@ from app.pages.jobs import figure_data
 from app.pages.rendering import render
 from app.services import measurements
 from app.services.context import Context
-from rocket_core.report.figures import Figure
+from rocket_core.report.figure import Figure
+from rocket_core.report.figures import MeasuredModel, quality_over_size
 from rocket_core.report.formatting import bytes_text
-from rocket_core.report.quality_figure import MeasuredModel, quality_over_size
 
 router = APIRouter(include_in_schema=False)
 

@@ -35,7 +35,8 @@ from rocket_core.config import PROFILE_RATIOS
 from rocket_core.engines import ENGINES
 from rocket_core.errors import InfeasibleBudgetError, RocketError
 from rocket_core.inspection.files.model_parts import OTHERS, PARTS
-from rocket_core.report.figures import Figure, predicted_map
+from rocket_core.report.figure import Figure
+from rocket_core.report.layer_maps import predicted_map
 
 router = APIRouter(include_in_schema=False)
 

@@ -18,7 +18,8 @@ from app.pages.what_if import Question, QuestionDep, WhatIf
 from app.services import profiles, uploads
 from app.services.context import Context
 from rocket_core.errors import InfeasibleBudgetError
-from rocket_core.report.figures import Figure, predicted_map
+from rocket_core.report.figure import Figure
+from rocket_core.report.layer_maps import predicted_map
 
 router = APIRouter(include_in_schema=False)
 

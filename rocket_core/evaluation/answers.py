@@ -52,8 +52,8 @@ class DenseAnswers:
         stops: tokens that end an answer.
     """
 
-    tokens: tuple[Int64[Tensor, " tokens"], ...] = ()
-    stops: tuple[int, ...] = ()
+    tokens: tuple[Int64[Tensor, " tokens"], ...]
+    stops: tuple[int, ...]
 
 
 def read_prompts(folder: ModelFolder, texts: Sequence[str], answer_tokens: int) -> tuple[Prompt, ...]:
@@ -117,9 +117,7 @@ def answer_densely(
         on_token: called for every token.
         on_prediction: called with the predictions of each answer's tokens, numbered from 0.
     """
-    if not prompts:
-        return DenseAnswers()
-    check_token_ids(folder, model, max(int(prompt.tokens.max()) for prompt in prompts))
+    check_token_ids(folder, model, max((int(prompt.tokens.max()) for prompt in prompts), default=0))
     stops = _stop_tokens(model)
     answers = []
     for number, prompt in enumerate(prompts):

@@ -7,10 +7,11 @@ stored, in memory.
 
 import functools
 import hashlib
+import itertools
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -83,7 +84,7 @@ class Comparison:
     """The measurements of two models.
 
     Attributes:
-        before: quality of the dense model.
+        before: quality of the dense model; nothing is known of an encoder by itself.
         after: quality of the compressed model.
         difference: difference between the two.
         tokens: predicted tokens, each counted once; for an encoder, tokens read.
@@ -91,27 +92,12 @@ class Comparison:
         answers: answers of both to the prompts.
     """
 
-    before: ModelQuality
+    before: ModelQuality = field(default_factory=ModelQuality)
     after: ModelQuality
     difference: Difference
     tokens: int
     dtype: torch.dtype
     answers: tuple[ComparedAnswer, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """The measurements of one model that predicts tokens.
-
-    Attributes:
-        quality: its quality.
-        tokens: predicted tokens, each counted once.
-        dtype: dtype that it ran in.
-    """
-
-    quality: ModelQuality
-    tokens: int
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,19 +155,8 @@ def compare_models(
     store = LogitStore(scratch, how.stored_tokens)
     before, answered = _read_dense(dense, how, store, _part(on_step, 0, "dense"))
     return_freed_memory()
-    after, total, answers = _read_compressed(compressed, dense, how, store, answered, _part(on_step, 1, "compressed"))
-    return Comparison(
-        before=before,
-        after=after.quality,
-        difference=Difference(
-            # Rounding may leave the sum for nearly equal distributions slightly below 0.
-            kl_divergence=max(0.0, total.kl_divergence / total.tokens),
-            top1_agreement=total.agreements / total.tokens,
-        ),
-        tokens=after.tokens,
-        dtype=after.dtype,
-        answers=answers,
-    )
+    compared = _read_compressed(compressed, dense, how, store, answered, _part(on_step, 1, "compressed"))
+    return replace(compared, before=before)
 
 
 def measure_model(
@@ -191,7 +166,7 @@ def measure_model(
     *,
     on_step: Step,
     on_prediction: Callable[[Prediction], None] = lambda _prediction: None,
-) -> Measured:
+) -> ModelQuality:
     """Measure one loaded causal language model.
 
     Args:
@@ -215,7 +190,7 @@ def measure_model(
         total.append(surprise(prediction))
         on_prediction(prediction)
     likelihood = summarize_likelihood(math.fsum(total), text.predicted_tokens, text.count)
-    scores = score_tasks(
+    tasks = score_tasks(
         model,
         folder.tokenizer,
         how.tasks,
@@ -223,12 +198,11 @@ def measure_model(
         batch_size=batch_size(folder.config, window_length(folder.config, None)),
         on_call=functools.partial(on_step, share, "tasks"),
     )
-    quality = ModelQuality(
+    return ModelQuality(
         negative_log_likelihood=likelihood.negative_log_likelihood,
         perplexity=likelihood.perplexity if math.isfinite(likelihood.perplexity) else None,
-        tasks=scores,
+        tasks=tasks,
     )
-    return Measured(quality=quality, tokens=likelihood.tokens, dtype=model.dtype)
 
 
 def _read_dense(
@@ -236,14 +210,14 @@ def _read_dense(
 ) -> tuple[ModelQuality, DenseAnswers]:
     # A local variable, so that the model's memory is freed when this returns.
     model = load_model(dense, how.device)
-    steps = _Steps(how, on_step)
-    quality = measure_model(dense, model, how, on_step=steps.on_text, on_prediction=store.put).quality
+    on_text, on_token = _steps(how, on_step)
+    quality = measure_model(dense, model, how, on_step=on_text, on_prediction=store.put)
     answered = answer_densely(
         dense,
         model,
         how.prompts,
         how.answer_tokens,
-        on_token=steps.on_token,
+        on_token=on_token,
         on_prediction=lambda prediction: store.put(_after_text(prediction, how)),
     )
     return quality, answered
@@ -256,27 +230,36 @@ def _read_compressed(
     store: LogitStore,
     answered: DenseAnswers,
     on_step: Step,
-) -> tuple[Measured, DivergenceSum, tuple[ComparedAnswer, ...]]:
+) -> Comparison:
+    """Measure the compressed model, and compare it with what was stored of the dense one, whose quality is left out."""
     model = load_model(compressed, how.device)
     sums: list[DivergenceSum] = []
-    steps = _Steps(how, on_step)
+    on_text, on_token = _steps(how, on_step)
 
     def compare(prediction: Prediction) -> None:
         sums.append(token_divergence(store.take(prediction), prediction.logits))
 
     # One tokenizer for both, so that the tasks are the same.
     folder = replace(compressed, tokenizer=dense.tokenizer)
-    measured = measure_model(folder, model, how, on_step=steps.on_text, on_prediction=compare)
+    quality = measure_model(folder, model, how, on_step=on_text, on_prediction=compare)
     answers = compare_answers(
         dense.tokenizer,
         model,
         how.prompts,
         answered,
         how.answer_tokens,
-        on_token=steps.on_token,
+        on_token=on_token,
         take_dense=lambda prediction: store.take(_after_text(prediction, how)),
     )
-    return measured, functools.reduce(operator.add, sums), answers
+    total = functools.reduce(operator.add, sums)
+    difference = Difference(
+        # Rounding may leave the sum for nearly equal distributions slightly below 0.
+        kl_divergence=max(0.0, total.kl_divergence / total.tokens),
+        top1_agreement=total.agreements / total.tokens,
+    )
+    return Comparison(
+        after=quality, difference=difference, tokens=how.text.predicted_tokens, dtype=model.dtype, answers=answers
+    )
 
 
 def _after_text(prediction: Prediction, how: Measurement) -> Prediction:
@@ -284,29 +267,24 @@ def _after_text(prediction: Prediction, how: Measurement) -> Prediction:
     return replace(prediction, window=how.text.count + prediction.window)
 
 
-class _Steps:
-    """Progress of one model: through the text and the tasks, and then token by token through the answers.
+def _steps(how: Measurement, on_step: Step) -> tuple[Step, Callable[[], None]]:
+    """Return what reports one model's progress through the text and the tasks, and then token by token of its answers.
 
     Args:
         how: the settings of the measurement.
         on_step: called at every step.
     """
+    text_share = _TEXT_SHARE if how.prompts else 1.0
+    tokens = len(how.prompts) * how.answer_tokens
+    answered = itertools.count(1)
 
-    def __init__(self, how: Measurement, on_step: Step) -> None:
-        self._on_step = on_step
-        self._answer_tokens = len(how.prompts) * how.answer_tokens
-        self._text_share = _TEXT_SHARE if how.prompts else 1.0
-        self._answered = 0
+    def on_text(share: float, what: str) -> None:
+        on_step(text_share * share, what)
 
-    def on_text(self, share: float, what: str) -> None:
-        """Report a step of the text or the tasks."""
-        self._on_step(self._text_share * share, what)
+    def on_token() -> None:
+        on_step(text_share + (1 - text_share) * (next(answered) / tokens), "answers")
 
-    def on_token(self) -> None:
-        """Report a token of an answer."""
-        self._answered += 1
-        done = self._answered / self._answer_tokens
-        self._on_step(self._text_share + (1 - self._text_share) * done, "answers")
+    return on_text, on_token
 
 
 def _compare_encoders(dense: ModelFolder, compressed: ModelFolder, how: Measurement, on_step: Step) -> Comparison:
@@ -320,14 +298,8 @@ def _compare_encoders(dense: ModelFolder, compressed: ModelFolder, how: Measurem
             f"the dense model's outputs have {before.shape[1]} numbers and the compressed one's {after.shape[1]}; "
             "compare a model with its own original"
         )
-    drift = mean_cosine_drift(before, after)
-    return Comparison(
-        before=ModelQuality(),
-        after=ModelQuality(),
-        difference=Difference(cosine_drift=drift),
-        tokens=tokens,
-        dtype=dtype,
-    )
+    difference = Difference(cosine_drift=mean_cosine_drift(before, after))
+    return Comparison(after=ModelQuality(), difference=difference, tokens=tokens, dtype=dtype)
 
 
 def _pool(

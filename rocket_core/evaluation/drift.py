@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidConfigError
-from rocket_core.evaluation.windows import ignore_progress
 from rocket_core.models.pretrained import tokenize
 
 
@@ -48,7 +47,7 @@ def pooled_outputs(
     *,
     length: int,
     batch_size: int,
-    on_progress: Callable[[int, int], None] = ignore_progress,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[Float[Tensor, "sentences hidden"], int]:
     """Return the masked mean of an encoder's last hidden states for each sentence.
 

@@ -32,7 +32,7 @@ TASK_SUFFIX = ".jsonl"
 
 _SPLIT = "test"
 _FOLDERS = {"arc_challenge": "arc", "arc_easy": "arc", "boolq": "super_glue/boolq", "lambada_openai": "lambada"}
-_METRICS = ("acc", "acc_norm")
+_METRICS: tuple[str, ...] = ("acc", "acc_norm")
 _Text = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -131,10 +131,7 @@ def score_tasks(
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
 
-    def before_call(*_: object) -> None:
-        on_call()
-
-    hook = model.register_forward_pre_hook(before_call)
+    hook = model.register_forward_pre_hook(lambda *_: on_call())
     try:
         with _quiet():
             wrapped = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
@@ -222,25 +219,19 @@ def _local_config(title: str, items: list[TaskItem]) -> dict[str, Any]:
     from datasets import Dataset
 
     rows = Dataset.from_list([item.model_dump(exclude_none=True) for item in items])
-    common = {
+    if items[0].choices is None:
+        metrics, kind = _METRICS[:1], {"output_type": "loglikelihood", "doc_to_target": "{{continuation}}"}
+    else:
+        metrics = _METRICS
+        kind = {"output_type": "multiple_choice", "doc_to_choice": "choices", "doc_to_target": "gold"}
+    return kind | {
         "task": title,
         "custom_dataset": lambda **_: {_SPLIT: rows},
         "test_split": _SPLIT,
         "doc_to_text": "{{context}}",
         "target_delimiter": "",
         "num_fewshot": 0,
-    }
-    if items[0].choices is None:
-        return common | {
-            "output_type": "loglikelihood",
-            "doc_to_target": "{{continuation}}",
-            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-        }
-    return common | {
-        "output_type": "multiple_choice",
-        "doc_to_choice": "choices",
-        "doc_to_target": "gold",
-        "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in _METRICS],
+        "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in metrics],
     }
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rocket_core.evaluation.windows import Prediction, checked_stride, counted_tokens, ignore_progress, predictions
+from rocket_core.evaluation.windows import Prediction, checked_stride, counted_tokens, predictions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ def perplexity(
     *,
     batch_size: int,
     stride: int | None = None,
-    on_progress: Callable[[int, int], None] = ignore_progress,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> PerplexityResult:
     """Compute the perplexity of a causal language model on windows of tokens.
 

@@ -32,15 +32,16 @@ class LogitStore:
             InsufficientDiskError: the logits of all windows do not fit; raised at the first window already.
         """
         logits = prediction.logits.cpu().contiguous()
-        if not self._kinds:
-            self._check_room(self._tokens * logits.shape[1] * logits.element_size())
+        whole = self._tokens * logits.shape[1] * logits.element_size()
+        if not self._kinds and whole > free_disk(self._folder):
+            raise self._too_little(whole)
         self._kinds[prediction.window] = logits.dtype, logits.shape
         try:
             self._file(prediction.window).write_bytes(logits.view(torch.uint8).numpy().data)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise self._too_little(self._tokens * logits.shape[1] * logits.element_size()) from error
+            raise self._too_little(whole) from error
 
     def take(self, prediction: Prediction) -> Float[Tensor, "tokens vocabulary"]:
         """Return the stored logits for the same tokens, and delete them.
@@ -61,10 +62,6 @@ class LogitStore:
 
     def _file(self, window: int) -> Path:
         return self._folder / f"{window}.logits"
-
-    def _check_room(self, size: int) -> None:
-        if size > free_disk(self._folder):
-            raise self._too_little(size)
 
     def _too_little(self, size: int) -> InsufficientDiskError:
         return InsufficientDiskError(

@@ -16,13 +16,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
@@ -48,18 +42,10 @@ from rocket_core.models.pretrained import check_settings, interpreting, load_con
 from rocket_core.sizes.code_format import CODE_BITS
 from rocket_core.system.devices import compute_dtype
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Package:
-    """What `transformers` needs to read an export, and the extra of this distribution that has it."""
-
-    module: str
-    extra: str
-
-
-_PACKAGES: Mapping[ExportKind, _Package] = {
-    "compressed-tensors": _Package(module="compressed_tensors", extra="vllm"),
-    "gguf": _Package(module="gguf", extra="gguf"),
+# The module that `transformers` needs to read an export, and the extra of this distribution that has it.
+_PACKAGES: Mapping[ExportKind, tuple[str, str]] = {
+    "compressed-tensors": ("compressed_tensors", "vllm"),
+    "gguf": ("gguf", "gguf"),
 }
 
 
@@ -119,11 +105,9 @@ def check_package(kind: ExportKind) -> None:
     Raises:
         InvalidConfigError: names the package and how to install it.
     """
-    package = _PACKAGES.get(kind)
-    if package is not None and find_spec(package.module) is None:
-        raise InvalidConfigError(
-            f"evaluating the export {kind} needs {package.module}: pip install 'rocket-compress[{package.extra}]'"
-        )
+    module, extra = _PACKAGES.get(kind, (None, None))
+    if module is not None and find_spec(module) is None:
+        raise InvalidConfigError(f"evaluating the export {kind} needs {module}: pip install 'rocket-compress[{extra}]'")
 
 
 def gguf_files(path: Path) -> list[Path]:
@@ -149,14 +133,9 @@ def open_gguf(path: Path, original: ModelFolder) -> ModelFolder:
     if len(files) != 1:
         names = ", ".join(file.name for file in files)
         raise CheckpointFormatError(f"{path} has {len(files)} GGUF files ({names}); evaluate a folder with one of them")
-    settings = original.config.to_dict()
-    plan = None if _transformers_reads(original.config) else plan_gguf(settings, original.path)
+    is_read = original.config.model_type.removesuffix("_text") in GGUF_SUPPORTED_ARCHITECTURES
+    plan = None if is_read else plan_gguf(original.config.to_dict(), original.path)
     return replace(original, path=path, gguf_file=files[0].name, gguf_plan=plan)
-
-
-def _transformers_reads(config: PreTrainedConfig) -> bool:
-    """Return whether `transformers` reads GGUF files of a model's family."""
-    return config.model_type.removesuffix("_text") in GGUF_SUPPORTED_ARCHITECTURES
 
 
 def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool = False) -> PreTrainedModel:
@@ -177,9 +156,7 @@ def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool =
     # Load the class that the checkpoint names: a bare encoder may have a pooler that the checkpoint lacks.
     if folder.gguf_file is not None:
         return _prepared(_load_gguf(folder), device)
-    loader: Any = named_class(folder.config) or AutoModel
-    if folder.predicts_tokens:
-        loader = generating_class(folder.config)
+    named = generating_class(folder.config) if folder.predicts_tokens else named_class(folder.config)
     vet_folder(folder.path, str(folder.path))
     files = local_weight_files(folder.path, str(folder.path))
     weights = sum_summaries((summarize(read_header(file, str(file))) for file in files), str(folder.path))
@@ -195,7 +172,9 @@ def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool =
     fields = {key: value for key, value in folder.config.to_dict().items() if key != "quantization_config"}
     check_sizes(fields, weights, str(folder.path))
     device_map = device if as_deployed and device.type != "cpu" else None
-    loaded = _load(loader, folder.path, config=config, use_safetensors=True, dtype="auto", device_map=device_map)
+    loaded = _load(
+        named or AutoModel, folder.path, config=config, use_safetensors=True, dtype="auto", device_map=device_map
+    )
     return cast("PreTrainedModel", loaded.eval()) if as_deployed else _prepared(loaded, device)
 
 

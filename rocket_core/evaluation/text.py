@@ -14,6 +14,7 @@ from rocket_core.config import EvaluationConfig
 from rocket_core.errors import InvalidConfigError
 from rocket_core.evaluation.answers import read_prompts
 from rocket_core.evaluation.comparison import (
+    Comparison,
     EvaluationText,
     Measurement,
     Step,
@@ -108,10 +109,6 @@ class EvaluationResult(FrozenModel):
         )
 
 
-def _ignore_step(share: float, what: str) -> None:
-    """Do nothing; the default of `on_step`."""
-
-
 def read_text(
     folder: ModelFolder,
     texts: Iterable[str],
@@ -159,7 +156,7 @@ def evaluate_text(
     prompts: Sequence[str] = (),
     answer_tokens: int = EvaluationConfig().answer_tokens,
     device: str = "auto",
-    on_step: Step = _ignore_step,
+    on_step: Step = lambda _share, _what: None,
 ) -> EvaluationResult:
     """Evaluate a model folder, dense or compressed, on a text file.
 
@@ -235,15 +232,15 @@ def evaluate_text(
 
 def _result(model: ModelFolder, original: ModelFolder | None, how: Measurement, on_step: Step) -> EvaluationResult:
     if original is None:
-        measured = measure_model(model, load_model(model, how.device), how, on_step=on_step)
-        quality, tokens, dtype = measured.quality, measured.tokens, measured.dtype
-        dense = difference = None
-        answers: tuple[ComparedAnswer, ...] = ()
+        loaded = load_model(model, how.device)
+        quality = measure_model(model, loaded, how, on_step=on_step)
+        compared = Comparison(
+            after=quality, difference=Difference(), tokens=how.text.predicted_tokens, dtype=loaded.dtype
+        )
     else:
         with tempfile.TemporaryDirectory(prefix="rocket-") as scratch:
             compared = compare_models(original, model, how, scratch=Path(scratch), on_step=on_step)
-        quality, tokens, dtype = compared.after, compared.tokens, compared.dtype
-        dense, difference, answers = compared.before, compared.difference, compared.answers
+        quality = compared.after
     # A missing perplexity of a decoder means that it overflowed.
     perplexity = float("inf") if quality.negative_log_likelihood and not quality.perplexity else quality.perplexity
     return EvaluationResult(
@@ -253,17 +250,17 @@ def _result(model: ModelFolder, original: ModelFolder | None, how: Measurement, 
         sequence_length=how.text.length,
         stride=how.text.stride,
         windows=how.text.count,
-        tokens=tokens,
+        tokens=compared.tokens,
         negative_log_likelihood=quality.negative_log_likelihood,
         perplexity=perplexity,
         tasks=quality.tasks,
         against=None if original is None else str(original.path),
         against_bytes=None if original is None else _file_bytes(original),
-        dense=dense,
-        difference=difference,
-        answers=answers,
+        dense=None if original is None else compared.before,
+        difference=None if original is None else compared.difference,
+        answers=compared.answers,
         device=str(how.device),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(compared.dtype).removeprefix("torch."),
     )
 
 

@@ -13,10 +13,6 @@ from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidCo
 from rocket_core.estimates.healing_footprint import batch_windows
 
 
-def ignore_progress(done: int, total: int) -> None:
-    """Do nothing; the default of `on_progress`."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
     """A model's predictions of the tokens that are counted in one window.
@@ -98,7 +94,7 @@ def predictions(
     *,
     stride: int,
     batch_size: int,
-    on_progress: Callable[[int, int], None] = ignore_progress,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Iterator[Prediction]:
     """Yield a causal language model's predictions of the tokens of windows, each token once.
 

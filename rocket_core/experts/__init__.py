@@ -5,7 +5,7 @@ the same with an `nn.Linear` for each matrix, `unfusing` replaces one by the oth
 checkpoints have.
 """
 
-from rocket_core.experts.layout import ExpertPart, ExpertsLayout, FusedParameter, find_layout
+from rocket_core.experts.layout import ExpertPart, FusedParameter
 from rocket_core.experts.module import Expert, UnfusedExperts, following_router, visiting
 from rocket_core.experts.names import expert_projection, is_expert_name, unfused_conversions
 from rocket_core.experts.unfusing import (
@@ -21,12 +21,10 @@ from rocket_core.experts.unfusing import (
 __all__ = [
     "Expert",
     "ExpertPart",
-    "ExpertsLayout",
     "FusedParameter",
     "UnfusedExperts",
     "expert_projection",
     "find_fused",
-    "find_layout",
     "following_router",
     "fuse",
     "fused_parameters",

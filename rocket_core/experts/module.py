@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,38 +14,12 @@ Visits = Literal["routed", "each", "all"]
 """Tokens that experts read: those routed to them; at least one each; or all. The results are the same."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Gating:
-    """What an expert computes between its layers, as the original module does it.
-
-    Attributes:
-        original: the original module, without weights. Not a submodule of anything, so that nothing initializes,
-            moves or saves it.
-        layout: how that module stores its experts.
-    """
-
-    original: Any
-    layout: ExpertsLayout
-
-    def __call__(self, gate: Tensor | None, up: Tensor) -> Tensor:
-        """Return what the last layer reads."""
-        inner: Tensor
-        if gate is None:
-            inner = self.original.act_fn(up)
-        elif not self.layout.routed:
-            inner = up * self.original.act_fn(gate)
-        else:
-            both = (gate, up)
-            joined = torch.stack(both, dim=-1).flatten(-2) if self.layout.interleaved else torch.cat(both, dim=-1)
-            inner = self.original._apply_gate(joined)
-        return inner
-
-
 class Expert(nn.Module):
     """One expert.
 
     Args:
-        gating: what it computes between its layers.
+        original: the module of all experts, without weights, which knows what is computed between the layers.
+        layout: how that module stores its experts.
         dtype: dtype of its parameters, which are on the meta device.
     """
 
@@ -54,18 +27,28 @@ class Expert(nn.Module):
     up_proj: nn.Linear
     down_proj: nn.Linear
 
-    def __init__(self, gating: _Gating, dtype: torch.dtype) -> None:
+    def __init__(self, original: nn.Module, layout: ExpertsLayout, dtype: torch.dtype) -> None:
         super().__init__()
-        layout = gating.layout
-        self._gating = gating
+        # In a tuple, so that it is not a submodule, and nothing initializes, moves or saves it.
+        self._original: tuple[Any] = (original,)
+        self._layout = layout
         for name in layout.projections:
             sizes = (layout.inner, layout.hidden) if name == "down_proj" else (layout.hidden, layout.inner)
             setattr(self, name, nn.Linear(*sizes, bias=layout.biased, device="meta", dtype=dtype))
 
     def inner(self, states: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens inner"]:
         """Return what the last layer reads."""
-        gate = self.gate_proj(states) if self._gating.layout.gated else None
-        return self._gating(gate, self.up_proj(states))
+        [original], up = self._original, self.up_proj(states)
+        inner: Tensor
+        if not self._layout.gated:
+            inner = original.act_fn(up)
+        elif not self._layout.routed:
+            inner = up * original.act_fn(self.gate_proj(states))
+        else:
+            both = (self.gate_proj(states), up)
+            joined = torch.stack(both, dim=-1).flatten(-2) if self._layout.interleaved else torch.cat(both, dim=-1)
+            inner = original._apply_gate(joined)
+        return inner
 
     def forward(self, states: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
         """Return the expert's output, before the router's weights."""
@@ -81,26 +64,22 @@ class UnfusedExperts(nn.ModuleList):
         layout: how it stores its experts.
 
     Attributes:
+        layout: how the original module stores its experts.
         visits: which tokens experts read; see `visiting`.
     """
 
     def __init__(self, original: nn.Module, layout: ExpertsLayout) -> None:
-        gating = _Gating(original=original, layout=layout)
         dtype = original.get_parameter("down_proj").dtype
-        super().__init__(Expert(gating, dtype) for _ in range(layout.experts))
-        self._gating = gating
+        super().__init__(Expert(original, layout, dtype) for _ in range(layout.experts))
+        # In a tuple, as in an expert.
+        self._original = (original,)
+        self.layout = layout
         self.visits: Visits = "routed"
-
-    @property
-    def layout(self) -> ExpertsLayout:
-        """How the original module stores its experts."""
-        return self._gating.layout
 
     @property
     def original(self) -> nn.Module:
         """The original module, with parameters on the meta device."""
-        original: nn.Module = self._gating.original
-        return original
+        return self._original[0]
 
     def forward(self, hidden_states: Float[Tensor, "rows hidden"], *routing: Tensor) -> Float[Tensor, "rows hidden"]:
         """Return the sum of the experts' outputs for each token, or their outputs if the caller adds them up.

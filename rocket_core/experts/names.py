@@ -4,6 +4,8 @@ import re
 from collections.abc import Container, Iterable
 from typing import Any
 
+from transformers.core_model_loading import WeightRenaming
+
 # The parameters of all experts, as targets of transformers' conversions.
 _FUSED = re.compile(r"(?P<module>(?:.*\.)?experts)\.(?P<parameter>gate_up_proj|up_proj|down_proj)$")
 _MERGE, _JOIN = ("MergeModulelist",), ("MergeModulelist", "Concatenate")
@@ -86,8 +88,6 @@ def _merged_projections(conversion: Any) -> tuple[str, ...] | None:
 
 
 def _renamings(conversion: Any, projections: tuple[str, ...]) -> list[Any]:
-    from transformers.core_model_loading import WeightRenaming
-
     target = _FUSED.match(conversion.target_patterns[0])
     assert target is not None
     renamings = []

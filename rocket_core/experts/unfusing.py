@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import PrefixChange
 
 from rocket_core.experts.layout import ExpertPart, ExpertsLayout, FusedParameter, find_layout, find_router
 from rocket_core.experts.module import UnfusedExperts
@@ -115,17 +117,11 @@ def _set_parameter(module: nn.Module, name: str, value: torch.Tensor, *, require
 
 
 def _conversions(model: PreTrainedModel) -> list[Any]:
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-    except ImportError:  # before version 5, experts have their own layers
-        return []
     return list(get_model_conversion_mapping(model, add_legacy=False))
 
 
 def _saved_conversions(model: PreTrainedModel) -> list[Any]:
     """Return transformers' conversions that saving a model reverts: its prefix is changed only if loading did that."""
-    from transformers.core_model_loading import PrefixChange
-
     used = {repr(conversion) for conversion in getattr(model, "_weight_conversions", None) or ()}
     return [
         conversion

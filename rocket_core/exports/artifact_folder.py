@@ -45,7 +45,7 @@ def write_settings(folder: Path, settings: Mapping[str, Any], quantization: Mapp
 
 
 def copy_companions(source: Path, name: str, folder: Path) -> None:
-    """Copy the files that a model needs in addition to weights and `config.json`.
+    """Copy the files that a model needs in addition to weights and `config.json`; what names code is left out.
 
     Args:
         source: folder of the model.
@@ -54,7 +54,12 @@ def copy_companions(source: Path, name: str, folder: Path) -> None:
     """
     for file in companions(source, name):
         (folder / file).parent.mkdir(exist_ok=True)
-        _copy(source, file, folder / file)
+        settings = json.loads(read_file(source, str(file))) if str(file) in _SETTINGS else None
+        cleaned = without_code(settings) if isinstance(settings, dict) else settings
+        if cleaned == settings:
+            copy_file(source, file, folder / file)
+        else:
+            (folder / file).write_bytes(_json(cleaned))
 
 
 def write_description(folder: Path, report: CompressionReport, kind: ExportKind, source: Path) -> None:
@@ -92,16 +97,6 @@ def write_report(folder: Path, report: CompressionReport) -> None:
     """Write a report as a page, and then as JSON."""
     _write(folder / PAGE_NAME, render_report(report).encode())
     _write(folder / REPORT_NAME, (report.model_dump_json(indent=1) + "\n").encode())
-
-
-def _copy(source: Path, file: Path, target: Path) -> None:
-    """Copy a file of the model; settings that name code are removed, and the file is rewritten only in that case."""
-    settings = json.loads(read_file(source, str(file))) if str(file) in _SETTINGS else None
-    cleaned = without_code(settings) if isinstance(settings, dict) else settings
-    if cleaned == settings:
-        copy_file(source, file, target)
-    else:
-        target.write_bytes(_json(cleaned))
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -26,9 +26,6 @@ from rocket_core.sizes.code_format import CodeFormat
 QUANT_METHOD = "compressed-tensors"
 """Value of `quant_method` in `config.json`."""
 
-PARTS = PACKED_NAMES
-"""Tensors of a layer, by the end of their names."""
-
 _FORMAT = "pack-quantized"
 _EXPERTS = r"re:.*\.experts\..*"
 _WORD_BITS = 32
@@ -46,15 +43,11 @@ def part_shapes(
     """
     d_in, d_out = shape
     shapes = (d_out, d_in * code_format.bits // _WORD_BITS), (d_out, code_format.groups(d_in)), (2,)
-    return dict(zip(PARTS, zip((torch.int32, dtype, torch.int64), shapes, strict=True), strict=True))
+    return dict(zip(PACKED_NAMES, zip((torch.int32, dtype, torch.int64), shapes, strict=True), strict=True))
 
 
 def plan_layer(
-    base: str,
-    shape: tuple[int, int],
-    code_format: CodeFormat,
-    dtype: torch.dtype,
-    read: Callable[[], RoundedWeight],
+    base: str, shape: tuple[int, int], code_format: CodeFormat, dtype: torch.dtype, read: Callable[[], RoundedWeight]
 ) -> Iterator[TensorPlan]:
     """Plan the tensors of a layer.
 
@@ -118,17 +111,16 @@ def _patterned(names: Sequence[str], experts: Collection[str]) -> list[str]:
 
 
 def _scheme(bits: int, group: int, targets: list[str]) -> dict[str, Any]:
-    weights = {
-        "num_bits": bits,
-        "type": "int",
-        "symmetric": True,
-        "strategy": "channel" if group == -1 else "group",
-        "group_size": None if group == -1 else group,
-        "dynamic": False,
-    }
     return {
         "targets": targets,
-        "weights": weights,
+        "weights": {
+            "num_bits": bits,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "channel" if group == -1 else "group",
+            "group_size": None if group == -1 else group,
+            "dynamic": False,
+        },
         "input_activations": None,
         "output_activations": None,
         "format": _FORMAT,

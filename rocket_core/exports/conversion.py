@@ -9,7 +9,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from rocket_core.checkpoint import TensorEntry, TensorPlan, checkpoint_bytes, plan_copy, plan_tensor, write_checkpoint
+from rocket_core.checkpoint import TensorPlan, checkpoint_bytes, plan_copy, plan_tensor, write_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.config import CompressionConfig
 from rocket_core.engines import LaterExport
@@ -31,11 +31,7 @@ _Report = Callable[[float, str], None]
 
 
 def export_artifact(
-    artifact: Path,
-    output: Path,
-    kind: LaterExport,
-    *,
-    on_step: _Report = lambda _share, _tensor: None,
+    artifact: Path, output: Path, kind: LaterExport, *, on_step: _Report = lambda _share, _tensor: None
 ) -> ExportReport:
     """Write a stored artifact in another format, into a new folder.
 
@@ -124,10 +120,7 @@ def _dense_plans(artifact: StoredArtifact) -> Iterator[TensorPlan]:
 
 
 def _coded_plans(
-    artifact: StoredArtifact,
-    plan_stored: Callable[[str], Iterable[TensorPlan]],
-    *,
-    left_out: Iterable[str] = (),
+    artifact: StoredArtifact, plan_stored: Callable[[str], Iterable[TensorPlan]], *, left_out: Iterable[str] = ()
 ) -> Iterator[TensorPlan]:
     """Yield copies of the tensors that belong to no stored layer, and for each of these what `plan_stored` returns."""
     seen, excluded = set[str](), frozenset(left_out)
@@ -182,15 +175,11 @@ def _gguf_sources(artifact: StoredArtifact, types: Mapping[str, BlockType]) -> I
     for key, entry in artifact.checkpoint.entries.items():
         name = artifact.stored_by(key)
         if name is None:
-            yield _plain_source(entry)
+            storage = gguf_storage(DTYPES[entry.dtype])
+            yield GgufSource(key=key, shape=tuple(entry.shape), storage=storage, read=entry.read)
         elif key == f"{name}.weight":
             read = functools.partial(exact_formats.blocks, artifact, name, types[name])
             yield GgufSource(key=key, shape=artifact.stock_shape(name), storage=types[name], read=read)
-
-
-def _plain_source(entry: TensorEntry) -> GgufSource:
-    storage = gguf_storage(DTYPES[entry.dtype])
-    return GgufSource(key=entry.key, shape=tuple(entry.shape), storage=storage, read=entry.read)
 
 
 def _describe(artifact: StoredArtifact, folder: Path, export: ExportReport) -> None:

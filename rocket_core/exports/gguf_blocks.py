@@ -1,5 +1,7 @@
 """Bytes of weights under llama.cpp's block types."""
 
+import functools
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -83,12 +85,7 @@ _SIX_BIT_SCALES: tuple[_Run, ...] = (
 )
 _LAYOUTS: dict[BlockType, tuple[str | _Run, ...]] = {
     "Q8_0": (_D, (_Bits("codes", 8, 1, 32),)),
-    "Q6_K": (
-        (_Bits("codes", 4, 2, 64),),
-        (_Bits("codes", 2, 4, 32, first=4),),
-        (_Bits("scales", 8, 1, 16),),
-        _D,
-    ),
+    "Q6_K": ((_Bits("codes", 4, 2, 64),), (_Bits("codes", 2, 4, 32, first=4),), (_Bits("scales", 8, 1, 16),), _D),
     "Q5_1": (_D, _E, _FIFTH_BITS, _LOW_NIBBLES),
     "Q5_K": (_D, _E, *_SIX_BIT_SCALES, (_Bits("codes", 1, 8, 32, first=4),), _NIBBLES_OF_PAIRS),
     "Q5_0": (_D, _FIFTH_BITS, _LOW_NIBBLES),
@@ -170,9 +167,7 @@ def _pack(rounded: BlockWeight, columns: slice) -> UInt8[Tensor, "outputs row_by
         if isinstance(field, str):
             fields.append(halves[field][:, columns].cpu().T.flatten()[:, None].view(torch.uint8))
         else:
-            run = sum(
-                (bits.pack(integers[bits.source]) for bits in field[1:]), field[0].pack(integers[field[0].source])
-            )
+            run = functools.reduce(operator.add, (bits.pack(integers[bits.source]) for bits in field))
             fields.append(run.to(torch.uint8))
     outputs = len(range(rounded.codes.shape[1])[columns])
     return torch.cat(fields, dim=1).view(outputs, -1)

@@ -94,49 +94,44 @@ def _gemma(arch: str, modules: dict[str, str], layer_pattern: int = 0) -> Family
     )
 
 
-_MIXTRAL = Family(
-    arch="llama",
-    modules=_ATTENTION | _NORMS | MIXTRAL_MODULES,
-    interleaved=True,
-    mixture=Mixture(sizes={}, normalized=True),
-)
-_QWEN2_MOE = Family(
-    arch="qwen2moe",
-    modules=_ATTENTION | _NORMS | MIXTURE_MODULES | SHARED_EXPERT_MODULES,
-    biased=True,
-    untied=True,
-    full_heads=True,
-    mixture=Mixture(
-        sizes={
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-        },
-        normalized=False,
-    ),
-)
-_QWEN3_MOE = Family(
-    arch="qwen3moe",
-    modules=_ATTENTION | _HEAD_NORMS | _NORMS | MIXTURE_MODULES,
-    mixture=Mixture(sizes={"expert_feed_forward_length": "moe_intermediate_size"}, normalized=True),
-)
-_OLMOE = Family(
-    arch="olmoe",
-    modules=_ATTENTION | _HEAD_NORMS | _NORMS | MIXTURE_MODULES,
-    untied=True,
-    full_heads=True,
-    equal_heads=True,
-    mixture=Mixture(sizes={}, normalized=False),
-)
-
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
-    "MixtralForCausalLM": _MIXTRAL,
+    "MixtralForCausalLM": Family(
+        arch="llama",
+        modules=_ATTENTION | _NORMS | MIXTRAL_MODULES,
+        interleaved=True,
+        mixture=Mixture(sizes={}, normalized=True),
+    ),
     "Qwen2ForCausalLM": Family(arch="qwen2", modules=_ATTENTION | _NORMS | _MLP, biased=True),
-    "Qwen2MoeForCausalLM": _QWEN2_MOE,
+    "Qwen2MoeForCausalLM": Family(
+        arch="qwen2moe",
+        modules=_ATTENTION | _NORMS | MIXTURE_MODULES | SHARED_EXPERT_MODULES,
+        biased=True,
+        untied=True,
+        full_heads=True,
+        mixture=Mixture(
+            sizes={
+                "expert_feed_forward_length": "moe_intermediate_size",
+                "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+            },
+            normalized=False,
+        ),
+    ),
     "Qwen3ForCausalLM": Family(arch="qwen3", modules=_ATTENTION | _HEAD_NORMS | _NORMS | _MLP),
-    "Qwen3MoeForCausalLM": _QWEN3_MOE,
-    "OlmoeForCausalLM": _OLMOE,
+    "Qwen3MoeForCausalLM": Family(
+        arch="qwen3moe",
+        modules=_ATTENTION | _HEAD_NORMS | _NORMS | MIXTURE_MODULES,
+        mixture=Mixture(sizes={"expert_feed_forward_length": "moe_intermediate_size"}, normalized=True),
+    ),
+    "OlmoeForCausalLM": Family(
+        arch="olmoe",
+        modules=_ATTENTION | _HEAD_NORMS | _NORMS | MIXTURE_MODULES,
+        untied=True,
+        full_heads=True,
+        equal_heads=True,
+        mixture=Mixture(sizes={}, normalized=False),
+    ),
     "GemmaForCausalLM": _gemma("gemma", _NORMS),
     "Gemma2ForCausalLM": _gemma("gemma2", _FOUR_NORMS, 2),
     "Gemma3ForCausalLM": _gemma("gemma3", _HEAD_NORMS | _FOUR_NORMS, 6),

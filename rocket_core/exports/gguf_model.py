@@ -253,16 +253,3 @@ def _plan(config: Mapping[str, Any], folder: Path, name: str | None) -> GgufPlan
         head_rows=head_dim(config),
         experts=0 if family.mixture is None else expert_count(config),
     )
-
-
-def check_gguf(config: Mapping[str, Any], folder: Path) -> None:
-    """Raise an error if a model cannot be written for llama.cpp; reads settings and tokenizer only.
-
-    Args:
-        config: the model's settings.
-        folder: folder with its tokenizer.
-
-    Raises:
-        UnsupportedExportError: names what llama.cpp cannot express.
-    """
-    plan_gguf(config, folder)

@@ -10,14 +10,7 @@ from rocket_core.errors import AlreadyQuantizedError, InvalidConfigError
 from rocket_core.experts import find_fused, is_expert_name, unfuse
 from rocket_core.hf.names import disk_names, find_stock
 from rocket_core.hf.quantizer import RocketConfig, RocketHfQuantizer
-from rocket_core.hf.replacement import (
-    StoredLayer,
-    empty_layer,
-    features,
-    install_layer,
-    stored_entries,
-    stored_layers,
-)
+from rocket_core.hf.replacement import StoredLayer, empty_layer, features, install_layer, stored_entries, stored_layers
 from rocket_core.layers import (
     QUANT_METHOD,
     CodedLinear,
@@ -81,20 +74,17 @@ def attach_factors(model: PreTrainedModel, factors: Mapping[str, StoredWeight]) 
 def _make_layers(model: PreTrainedModel, factors: Mapping[str, StoredWeight]) -> dict[str, StoredLayer]:
     made: dict[str, StoredLayer] = {}
     attached = dict(stored_layers(model))
-    followers = {
-        name: one for name, one in factors.items() if isinstance(one, LayerFactors) and one.dictionary_owner is not None
-    }
-    for name, stored in factors.items():
-        if name not in followers:
-            made[name] = _make_layer(model, name, stored, None)
-    for name, one in followers.items():
-        assert one.dictionary_owner is not None
-        owner = (attached | made).get(one.dictionary_owner)
-        made[name] = _make_layer(model, name, one, _find_owner(name, one, one.dictionary_owner, owner))
+    followers = {name: one for name, one in factors.items() if isinstance(one, LayerFactors) and one.dictionary_owner}
+    # Owners come before those that share their dictionaries.
+    for name in sorted(factors, key=followers.__contains__):
+        owner = _find_owner(name, followers[name], attached | made) if name in followers else None
+        made[name] = _make_layer(model, name, factors[name], owner)
     return made
 
 
-def _find_owner(name: str, factors: LayerFactors, owner_name: str, owner: StoredLayer | None) -> FactorizedLinear:
+def _find_owner(name: str, factors: LayerFactors, layers: Mapping[str, StoredLayer]) -> FactorizedLinear:
+    owner_name = str(factors.dictionary_owner)
+    owner = layers.get(owner_name)
     if not isinstance(owner, FactorizedLinear) or owner.dictionary_owner is not owner:
         raise InvalidConfigError(
             f"layer {name!r} shares the dictionary of {owner_name!r}, which has none; give its factors too"

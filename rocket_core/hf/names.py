@@ -5,6 +5,8 @@ from typing import Any, TypeAlias
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import PrefixChange
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core.errors import CheckpointFormatError, UnsupportedArchitectureError
@@ -62,10 +64,8 @@ def find_modules(model: PreTrainedModel, names: Collection[str]) -> dict[str, tu
     conversions = _conversions(model, saving=False)
     modules = {}
     for name in names:
-        key = f"{name}.weight"
-        for conversion in conversions:
-            key, _ = conversion.rename_source_key(key)
-        candidates = with_and_without(model.base_model_prefix, name, key.removesuffix(".weight"))
+        key = _renamed(f"{name}.weight", conversions).removesuffix(".weight")
+        candidates = with_and_without(model.base_model_prefix, name, key)
         matches = ((candidate, find_stock(model, candidate)) for candidate in candidates)
         match = next(((candidate, stock) for candidate, stock in matches if stock is not None), None)
         if match is None and headless and not name.startswith(within):
@@ -73,8 +73,7 @@ def find_modules(model: PreTrainedModel, names: Collection[str]) -> dict[str, tu
         if match is None:
             raise CheckpointFormatError(
                 f"config.json lists the layer {name!r}, and {type(model).__name__} has no such linear layer or "
-                "embedding; "
-                "check that config.json belongs to these weights"
+                "embedding; check that config.json belongs to these weights"
             )
         modules[name] = match
     return modules
@@ -92,13 +91,8 @@ def names_experts(model: PreTrainedModel, names: Iterable[str]) -> bool:
     if not modules:
         return False
     conversions = unfused_conversions(_conversions(model, saving=False))
-    for name in names:
-        renamed = name
-        for conversion in conversions:
-            renamed, _ = conversion.rename_source_key(renamed)
-        if any(is_expert_name(one, modules) for one in with_and_without(model.base_model_prefix, name, renamed)):
-            return True
-    return False
+    possible = (with_and_without(model.base_model_prefix, name, _renamed(name, conversions)) for name in names)
+    return any(is_expert_name(name, modules) for found in possible for name in found)
 
 
 def is_merged(model: PreTrainedModel, key: str) -> bool:
@@ -108,10 +102,6 @@ def is_merged(model: PreTrainedModel, key: str) -> bool:
         model: the model, whose experts may be unfused.
         key: name of the tensor in the files.
     """
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-    except ImportError:  # before version 5, files have what modules have
-        return False
     converters = [one for one in get_model_conversion_mapping(model) if hasattr(one, "operations")]
     return any(converter.rename_source_key(key)[1] is not None for converter in converters)
 
@@ -144,13 +134,14 @@ def tied_layers(model: PreTrainedModel, embedding: str) -> list[str]:
     ]
 
 
+def _renamed(name: str, conversions: Iterable[Any]) -> str:
+    for conversion in conversions:
+        name, _ = conversion.rename_source_key(name)
+    return name
+
+
 def _conversions(model: PreTrainedModel, *, saving: bool) -> list[Any]:
     """Return transformers' conversions of names (and tensors) between files and modules, in order of application."""
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import PrefixChange
-    except ImportError:  # before version 5, modules have the names of the files
-        return []
     if not saving:
         found = list(get_model_conversion_mapping(model))
         return unfused_conversions(found) if has_unfused(model) else found

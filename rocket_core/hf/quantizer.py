@@ -1,15 +1,12 @@
 """Quantization configuration and quantizer, which transformers uses to load and save compressed models."""
 
-import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
@@ -46,22 +43,11 @@ from rocket_core.layers import (
 _PARTS = {*CODED_FACTOR_NAMES} - {"weight"}
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorForm:
+class _TensorForm(NamedTuple):
     """Shape of a tensor, and whether it consists of bytes; other dtypes are cast while loading."""
 
     shape: tuple[int, ...]
     is_bytes: bool
-
-    @classmethod
-    def of_slice(cls, part: Any) -> "_TensorForm":
-        """Return the form of a tensor in a safetensors file."""
-        return cls(tuple(part.get_shape()), part.get_dtype() == "U8")
-
-    @classmethod
-    def of_tensor(cls, tensor: torch.Tensor) -> "_TensorForm":
-        """Return the form of a tensor."""
-        return cls(tuple(tensor.shape), tensor.dtype == torch.uint8)
 
     def __str__(self) -> str:
         return f"shape {self.shape}{' of bytes' if self.is_bytes else ''}"
@@ -116,6 +102,9 @@ class RocketHfQuantizer(HfQuantizer):
     """A quantizer that replaces the layers in the table with stored layers before transformers loads the weights."""
 
     requires_calibration = True  # refuses to quantize while loading
+    # Adapters may be trained; so may the factors themselves, but not integer codes.
+    is_trainable = is_qat_trainable = True
+    is_compileable = True
     quantization_config: RocketConfig
     # Size of the packed model, and what preparing adds to it on a CPU and elsewhere.
     _packed_bytes = _bytes_on_cpu = _bytes_elsewhere = 0
@@ -124,8 +113,8 @@ class RocketHfQuantizer(HfQuantizer):
         entries = self.quantization_config.layers
         if names_experts(model, entries):
             unfuse(model)
-        files = kwargs.get("checkpoint_files") or []
-        _untie_stored(model, entries, files)
+        stored = _stored_forms(kwargs.get("checkpoint_files") or [])
+        _untie_stored(model, entries, stored)
         modules = find_modules(model, entries)
         layers: dict[str, StoredLayer] = {}
         for name, (module_name, stock) in sorted(modules.items(), key=lambda item: entries[item[0]].is_follower):
@@ -134,14 +123,14 @@ class RocketHfQuantizer(HfQuantizer):
             assert owner is None or isinstance(owner, FactorizedLinear), "the table has been checked"
             layer = layers[name] = empty_layer(stock, entry, name, owner)
             install_layer(model, module_name, layer)
-        self._packed_bytes = _nbytes(model)
+        self._packed_bytes = sum(parameter.nbytes for parameter in model.parameters())
         prepares = self.quantization_config.keep_packed is None
         expanding = [layer for _, layer in stored_layers(model) if isinstance(layer, StoredLinear)]
         self._bytes_elsewhere = sum(layer.unpacking_bytes for layer in expanding)
         on_cpu = sum(layer.preparing_bytes_on_cpu for layer in expanding)
         self._bytes_on_cpu = on_cpu if prepares else self._bytes_elsewhere
         left_out = entries.keys() - layers.keys()
-        _check_files(files, layers, model.base_model_prefix, left_out)
+        _check_files(stored, layers, model.base_model_prefix, left_out)
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: PreTrainedModel) -> list[Any]:
         """Return the conversions from the names in the files to those of the model, whose experts may be unfused."""
@@ -200,31 +189,29 @@ class RocketHfQuantizer(HfQuantizer):
         self.remove_quantization_config(model)  # type: ignore[no-untyped-call]
         return model
 
-    def is_serializable(self, *_: Any, **__: Any) -> bool:
-        """Return whether `save_pretrained` works; earlier versions of transformers pass an argument."""
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """Whether adapters may be trained."""
-        return True
-
-    @property
-    def is_qat_trainable(self) -> bool:
-        """Whether the factors themselves may be trained; integer codes cannot."""
-        return True
-
-    @property
-    def is_compileable(self) -> bool:
-        """Whether `torch.compile` works."""
+    def is_serializable(self) -> bool:
+        """Return that `save_pretrained` works."""
         return True
 
 
-def _nbytes(module: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in module.parameters())
+def _stored_forms(files: Collection[str]) -> dict[str, _TensorForm]:
+    """Return the tensors in safetensors files by name; none of files in another format."""
+    found: dict[str, _TensorForm] = {}
+    if any(Path(file).suffix != ".safetensors" for file in files):
+        return found
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                parts = {key: tensors.get_slice(key) for key in tensors.keys()}  # noqa: SIM118 (no mapping)
+                found |= {
+                    key: _TensorForm(tuple(part.get_shape()), part.get_dtype() == "U8") for key, part in parts.items()
+                }
+        except SafetensorError as error:
+            raise CorruptCheckpointError(f"{file} cannot be read ({error}); copy it again") from error
+    return found
 
 
-def _untie_stored(model: PreTrainedModel, names: Collection[str], files: Iterable[str]) -> None:
+def _untie_stored(model: PreTrainedModel, names: Collection[str], stored: Container[str]) -> None:
     """Remove ties of layers that are stored separately, as heads of T5 may be, whose configuration always ties them.
 
     transformers removes these ties once it has loaded the weights; layers are replaced before.
@@ -232,12 +219,8 @@ def _untie_stored(model: PreTrainedModel, names: Collection[str], files: Iterabl
     Args:
         model: the model.
         names: names in the files of the layers that are replaced.
-        files: the files.
+        stored: names of all tensors in the files.
     """
-    stored: set[str] = set()
-    for file in (file for file in files if Path(file).suffix == ".safetensors"):
-        with contextlib.suppress(SafetensorError), safe_open(file, framework="pt") as tensors:
-            stored.update(tensors.keys())
     for target, source in [*model.all_tied_weights_keys.items()]:
         is_listed = any(key.removesuffix(".weight") in names for key in (target, source))
         if is_listed and target in stored and source in stored:
@@ -245,24 +228,18 @@ def _untie_stored(model: PreTrainedModel, names: Collection[str], files: Iterabl
 
 
 def _check_files(
-    files: Iterable[str], layers: Mapping[str, StoredLayer], prefix: str, left_out: Collection[str]
+    found: Mapping[str, _TensorForm], layers: Mapping[str, StoredLayer], prefix: str, left_out: Collection[str]
 ) -> None:
     """Check the files against the table; for a missing tensor transformers only warns and uses random numbers."""
-    found: dict[str, _TensorForm] = {}
-    for file in files:
-        if Path(file).suffix != ".safetensors":
-            return
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                found |= {key: _TensorForm.of_slice(tensors.get_slice(key)) for key in tensors.keys()}  # noqa: SIM118 (no mapping)
-        except SafetensorError as error:
-            raise CorruptCheckpointError(f"{file} cannot be read ({error}); copy it again") from error
     stems = set(left_out)
     for name, layer in layers.items() if found else ():
         candidates = with_and_without(prefix, name)
         stem = next((candidate for candidate in candidates if f"{candidate}.weight" in found), name)
         stems.add(stem)
-        expected = {f"{stem}.{key}": _TensorForm.of_tensor(tensor) for key, tensor in layer.state_dict().items()}
+        expected = {
+            f"{stem}.{key}": _TensorForm(tuple(tensor.shape), tensor.dtype == torch.uint8)
+            for key, tensor in layer.state_dict().items()
+        }
         for key in {*(f"{stem}.{part}" for part in _PARTS), *expected}:
             if found.get(key) != expected.get(key):
                 raise CorruptCheckpointError(

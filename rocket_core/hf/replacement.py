@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ StoredLayer: TypeAlias = StoredLinear | QuantizedEmbedding
 
 TiedLayer: TypeAlias = TiedLinear | TiedEmbedding
 """A layer that uses the table of a quantized embedding."""
+
+_Layer = TypeVar("_Layer", bound=nn.Module)
 
 
 def stored_layers(model: nn.Module) -> Iterable[tuple[str, StoredLayer]]:
@@ -136,16 +138,11 @@ def empty_layer(
     )
     if entry.is_quantized:
         assert entry.scale_exponent is not None
-        layer = QuantizedLinear(
-            d_in,
-            d_out,
-            code_format=entry.code_format,
-            scale_exponent=entry.scale_exponent,
-            coded_bytes=entry.coded_bytes,
-            **options,
+        code_format, exponent = entry.code_format, entry.scale_exponent
+        coded = QuantizedLinear(
+            d_in, d_out, code_format=code_format, scale_exponent=exponent, coded_bytes=entry.coded_bytes, **options
         )
-        _mark_initialized(layer)
-        return layer
+        return _marked(coded)
     assert entry.nnz is not None
     room = (d_in if entry.rank is None else entry.rank) * d_out
     if entry.nnz > room:
@@ -174,20 +171,12 @@ def _coded_layer(
     codes_of = ValueCodes(
         format=entry.code_format, exponent=entry.scale_exponent, dictionary_exponent=entry.dictionary_exponent
     )
-    layer: CodedLinear
     if entry.rank is None:
-        layer = CodedSparseLinear(*shape, nnz=entry.nnz, codes_of=codes_of, **options)
-    else:
-        layer = CodedFactorizedLinear(
-            *shape,
-            rank=entry.rank,
-            nnz=entry.nnz,
-            codes_of=codes_of,
-            dictionary_owner=dictionary_owner,
-            **options,
-        )
-    _mark_initialized(layer)
-    return layer
+        return _marked(CodedSparseLinear(*shape, nnz=entry.nnz, codes_of=codes_of, **options))
+    layer = CodedFactorizedLinear(
+        *shape, rank=entry.rank, nnz=entry.nnz, codes_of=codes_of, dictionary_owner=dictionary_owner, **options
+    )
+    return _marked(layer)
 
 
 def _empty_embedding(stock: nn.Embedding, entry: LayerEntry, name: str) -> QuantizedEmbedding:
@@ -210,14 +199,14 @@ def _empty_embedding(stock: nn.Embedding, entry: LayerEntry, name: str) -> Quant
         device="meta",
         dtype=stock.weight.dtype,
     )
-    _mark_initialized(embedding)
-    return embedding
+    return _marked(embedding)
 
 
-def _mark_initialized(layer: QuantizedLinear | QuantizedEmbedding | CodedLinear) -> None:
-    """Keep transformers from initialising bytes that it leaves on the disk with random numbers."""
+def _marked(layer: _Layer) -> _Layer:
+    """Keep transformers from initialising bytes that it leaves on the disk with random numbers; return the layer."""
     for parameter in (parameter for parameter in layer.parameters() if parameter.dtype == torch.uint8):
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+    return layer
 
 
 def restore_layers(model: PreTrainedModel, dtype: torch.dtype | None) -> None:

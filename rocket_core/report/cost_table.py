@@ -1,16 +1,61 @@
 """Cost of a compression, compared with the costs that the paper reports for its method and the previous one."""
 
-from rocket_core.report.figures import Column, Figure
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rocket_core.report.figure import Cells, Figure, columns_of, rows_of
 from rocket_core.report.schema import CompressionReport
 
 _BILLION = 1e9
 # For smaller models most of the cost is fixed, and says nothing about larger models.
 _FEWEST_TO_SCALE = 100_000_000
-_PAPER_MACHINE = "NVIDIA A100-SXM4-40GB, AMD EPYC 7742"
-# All parameters of the model with this name in the paper's table.
-_PAPER_MODEL, _PAPER_PARAMETERS = "Llama3-1b", 1_235_814_400
-# Name, kWh, seconds: table "Comparison of energy consumption, runtime, and CO2 emissions".
-_PAPER_ROWS = (("ROCKET", 0.0765, 930.0), ("CoSpaDi", 7.88, 90080.97))
+# All parameters of the model that the paper calls Llama3-1b.
+_PAPER_PARAMETERS = 1_235_814_400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cost:
+    """What a compression took.
+
+    Attributes:
+        name: the compression.
+        parameters: parameters of the model.
+        energy_kwh: its energy; None if unknown.
+        seconds: its time.
+        device: what computed it.
+    """
+
+    name: str
+    parameters: int
+    energy_kwh: float | None
+    seconds: float
+    device: str | None
+
+    def per_billion(self, cost: float | None) -> float | None:
+        """Return a cost per billion parameters; None if it is unknown, or the model too small to scale it up."""
+        return None if cost is None or self.parameters < _FEWEST_TO_SCALE else cost / (self.parameters / _BILLION)
+
+
+_TABLE: Mapping[str, Cells[_Cost]] = {
+    "name": Cells("compression", lambda cost: cost.name, "text"),
+    "parameters": Cells("parameters", lambda cost: cost.parameters, "count"),
+    "energy_kwh": Cells("energy", lambda cost: cost.energy_kwh, "energy"),
+    "seconds": Cells("time", lambda cost: cost.seconds, "seconds"),
+    "energy_per_billion": Cells("energy / 10⁹ parameters", lambda cost: cost.per_billion(cost.energy_kwh), "energy"),
+    "seconds_per_billion": Cells("time / 10⁹ parameters", lambda cost: cost.per_billion(cost.seconds), "seconds"),
+    "device": Cells("computed on", lambda cost: cost.device, "text"),
+}
+_PAPER = [
+    _Cost(
+        name=f"{name}, of Llama3-1b, in the paper",
+        parameters=_PAPER_PARAMETERS,
+        energy_kwh=energy_kwh,
+        seconds=seconds,
+        device="NVIDIA A100-SXM4-40GB, AMD EPYC 7742",
+    )
+    for name, energy_kwh, seconds in (("ROCKET", 0.0765, 930.0), ("CoSpaDi", 7.88, 90080.97))
+]
+"""Rows of the paper's table "Comparison of energy consumption, runtime, and CO2 emissions"."""
 
 
 def cost_comparison(report: CompressionReport) -> Figure:
@@ -19,38 +64,19 @@ def cost_comparison(report: CompressionReport) -> Figure:
     Args:
         report: report of a finished compression.
     """
-    totals = report.totals
-    own = _row(
-        f"this one, of {report.model}",
-        parameters=totals.model_parameters,
-        device="; ".join(report.devices) or None,
+    own = _Cost(
+        name=f"this one, of {report.model}",
+        parameters=report.totals.model_parameters,
         energy_kwh=report.energy_kwh,
         seconds=report.seconds,
-    )
-    paper = (
-        _row(
-            f"{name}, of {_PAPER_MODEL}, in the paper",
-            parameters=_PAPER_PARAMETERS,
-            device=_PAPER_MACHINE,
-            energy_kwh=energy_kwh,
-            seconds=seconds,
-        )
-        for name, energy_kwh, seconds in _PAPER_ROWS
+        device="; ".join(report.devices) or None,
     )
     return Figure(
         name="cost-comparison",
         title="Cost next to the paper's",
         note=_note(report),
-        columns=(
-            Column(name="name", title="compression", kind="text"),
-            Column(name="parameters", title="parameters", kind="count"),
-            Column(name="energy_kwh", title="energy", kind="energy"),
-            Column(name="seconds", title="time", kind="seconds"),
-            Column(name="energy_per_billion", title="energy / 10⁹ parameters", kind="energy"),
-            Column(name="seconds_per_billion", title="time / 10⁹ parameters", kind="seconds"),
-            Column(name="device", title="computed on", kind="text"),
-        ),
-        rows=(own, *paper),
+        columns=columns_of(_TABLE),
+        rows=rows_of(_TABLE, (own, *_PAPER)),
     )
 
 
@@ -72,19 +98,3 @@ def _note(report: CompressionReport) -> str:
         f"{how_measured(report)} The paper's figures are those of its table on energy, from another machine and for "
         f"another model.{small} Time that a cached profile saved is not counted."
     )
-
-
-def _row(
-    name: str, *, parameters: int, device: str | None, energy_kwh: float | None, seconds: float
-) -> dict[str, str | int | float | None]:
-    billions = parameters / _BILLION
-    scales = parameters >= _FEWEST_TO_SCALE
-    return {
-        "name": name,
-        "parameters": parameters,
-        "energy_kwh": energy_kwh,
-        "seconds": seconds,
-        "energy_per_billion": energy_kwh / billions if scales and energy_kwh is not None else None,
-        "seconds_per_billion": seconds / billions if scales else None,
-        "device": device,
-    }

@@ -30,37 +30,33 @@ def _size(report: CompressionReport) -> Headline:
     saved = 1 - totals.stored_bytes / totals.dense_bytes if totals.dense_bytes else 0.0
     if [export.kind for export in report.exports] == ["dense"]:
         detail = f"as large as the original; the weights are those of {report.change_text}"
-        return Headline(name="Size", value=bytes_text(totals.stored_bytes), detail=detail)
-    change = f"{percent_text(saved)} less" if saved >= 0 else f"{percent_text(-saved)} more"
-    return Headline(
-        name="Size",
-        value=bytes_text(totals.stored_bytes),
-        detail=f"was {bytes_text(totals.dense_bytes)}, {change}; {report.change_text}",
-    )
+    else:
+        change = f"{percent_text(saved)} less" if saved >= 0 else f"{percent_text(-saved)} more"
+        detail = f"was {bytes_text(totals.dense_bytes)}, {change}; {report.change_text}"
+    return Headline(name="Size", value=bytes_text(totals.stored_bytes), detail=detail)
 
 
 def quality_headline(report: CompressionReport) -> Headline:
     """Return the quality of a compression, measured or predicted."""
-    evaluation, healing = report.evaluation, report.healing
-    if evaluation is None and healing is not None:
+    healing, error, text = report.healing, report.allocation.total_error, report.calibration.text
+    if report.evaluation is not None:
+        return measured_quality(report.evaluation)
+    if healing is not None:
         return Headline(
             name="Quality",
             value=f"{healing.divergence_before:.3g} → {healing.divergence_after:.3g}",
             detail="KL divergence from the original, nats per token, before and after healing, measured on "
             f"{healing.held_out_windows} held-out windows of {healing.dataset}",
         )
-    if evaluation is None:
-        error, text = report.allocation.total_error, report.calibration.text
-        if text is not None and report.allocation.objective == "fisher":
-            expected = expectation(error, text)
-            return Headline(name="Quality", value=expected.value, detail=expected.explanation)
-        return Headline(
-            name="Quality",
-            value=f"{error:.3g}",
-            detail=f"predicted, not measured: {ERROR_NAMES[report.allocation.objective]}. Ask for an evaluation to "
-            "measure it",
-        )
-    return measured_quality(evaluation)
+    if text is not None and report.allocation.objective == "fisher":
+        expected = expectation(error, text)
+        return Headline(name="Quality", value=expected.value, detail=expected.explanation)
+    return Headline(
+        name="Quality",
+        value=f"{error:.3g}",
+        detail=f"predicted, not measured: {ERROR_NAMES[report.allocation.objective]}. Ask for an evaluation to "
+        "measure it",
+    )
 
 
 def measured_quality(evaluation: EvaluationReport) -> Headline:

@@ -15,13 +15,11 @@ from markupsafe import Markup
 from rocket_core.config import stage_label
 from rocket_core.report.answers import pieces_after, pieces_before
 from rocket_core.report.cost_table import cost_comparison
-from rocket_core.report.expert_figures import Value
-from rocket_core.report.figures import ColumnKind, Figure
+from rocket_core.report.figure import ColumnKind, Figure, Value
+from rocket_core.report.figures import loss_curve, report_figures
 from rocket_core.report.formatting import bytes_text, duration_text, kwh_text, percent_text
 from rocket_core.report.headlines import headlines
-from rocket_core.report.loss_curve import loss_curve
 from rocket_core.report.quality import quality_rows
-from rocket_core.report.report_figures import report_figures
 from rocket_core.report.run_commands import run_commands
 from rocket_core.report.schema import CompressionReport
 from rocket_core.report.speed import SPEED_COLUMNS, speed_rows

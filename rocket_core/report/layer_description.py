@@ -6,10 +6,7 @@ from rocket_core.sizes.budget import achieved_ratio, bits_per_weight, sparsity
 
 
 def layer_report(
-    profile: LayerProfile,
-    candidate: Candidate,
-    outcome: LayerOutcome | None,
-    frontier: tuple[FrontierPoint, ...] = (),
+    profile: LayerProfile, candidate: Candidate, outcome: LayerOutcome | None, frontier: tuple[FrontierPoint, ...] = ()
 ) -> LayerReport:
     """Describe a layer with its chosen candidate.
 

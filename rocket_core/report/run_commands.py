@@ -39,13 +39,16 @@ class RunCommand:
 
     Attributes:
         program: name of the program.
-        language: language of the text.
         text: code or commands, without a line break at the end.
     """
 
     program: str
-    language: Literal["python", "sh"]
     text: str
+
+    @property
+    def language(self) -> Literal["python", "sh"]:
+        """Language of the text."""
+        return "python" if self.program == "transformers" else "sh"
 
     @property
     def purpose(self) -> str:
@@ -63,7 +66,7 @@ def run_commands(report: CompressionReport, kind: ExportKind, folder: str) -> tu
         kind: kind of the artifact.
         folder: folder of the artifact.
     """
-    loading = RunCommand(program="transformers", language="python", text=_loading_code(report, kind, folder))
+    loading = RunCommand(program="transformers", text=_loading_code(report, kind, folder))
     served = report.model_class.endswith("ForCausalLM")
     match kind:
         case "factored":
@@ -82,18 +85,14 @@ def _gguf_commands(folder: str) -> tuple[RunCommand, ...]:
     file, modelfile = (shlex.quote(f"{folder}/{name}") for name in (GGUF_NAME, MODELFILE_NAME))
     serve = f"llama-server -m {file}"
     return (
-        RunCommand(
-            program="llama.cpp", language="sh", text=f"llama-cli -m {file}\n{serve}  # an OpenAI-compatible API"
-        ),
-        RunCommand(
-            program="Ollama", language="sh", text=f"ollama create compressed -f {modelfile}\nollama run compressed"
-        ),
-        RunCommand(program="LM Studio", language="sh", text=f"lms import {file}"),
+        RunCommand(program="llama.cpp", text=f"llama-cli -m {file}\n{serve}  # an OpenAI-compatible API"),
+        RunCommand(program="Ollama", text=f"ollama create compressed -f {modelfile}\nollama run compressed"),
+        RunCommand(program="LM Studio", text=f"lms import {file}"),
     )
 
 
 def _vllm(folder: str) -> RunCommand:
-    return RunCommand(program="vLLM", language="sh", text=f"vllm serve {shlex.quote(folder)}")
+    return RunCommand(program="vLLM", text=f"vllm serve {shlex.quote(folder)}")
 
 
 def _loading_code(report: CompressionReport, kind: ExportKind, folder: str) -> str:

@@ -173,6 +173,11 @@ class LayerReport(FrozenModel):
     average token of its block looks like. None for other layers.
     """
 
+    @property
+    def error(self) -> float:
+        """Error of the stored layer's output, or the predicted one in reports from before it was measured."""
+        return self.reconstruction_error if self.achieved_error is None else self.achieved_error
+
 
 class ExportReport(FrozenModel):
     """One artifact folder."""

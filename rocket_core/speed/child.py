@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import rocket_core
 from rocket_core.schema import FrozenModel
@@ -66,14 +65,6 @@ class Child:
                 pass_fds=descriptors,
             )
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def ask(self, request: FrozenModel, expected: type[Expected]) -> Expected:
         """Send a request and return the answer.

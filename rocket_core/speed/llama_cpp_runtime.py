@@ -66,12 +66,13 @@ class LlamaCppModel:
     """
 
     def __init__(self, request: Load) -> None:
-        self._library = library = _library()
+        path, self._library = request.subject.path, _library()
+        library = self._library
         library.llama_backend_init()
         began = time.perf_counter()
-        model = library.llama_model_load_from_file(str(request.path).encode(), library.llama_model_default_params())
+        model = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())
         if not model:
-            raise CorruptCheckpointError(f"llama.cpp does not read {request.path}; make or download it again")
+            raise CorruptCheckpointError(f"llama.cpp does not read {path}; make or download it again")
         self._context = self._new_context(model, request.context)
         seconds = time.perf_counter() - began
         library.llama_set_n_threads(self._context, request.threads, request.threads)

@@ -1,23 +1,19 @@
 """Messages between a measurement and the process of one model, as JSON."""
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from rocket_core.report.speed import Packing, RoundTimes, Runtime
+from rocket_core.report.speed import RoundTimes
 from rocket_core.schema import FrozenModel
+from rocket_core.speed.subjects import Subject
 
 
 class Load(FrozenModel):
     """The first request: load a model."""
 
-    runtime: Runtime
-    """what runs it."""
-    path: Path
-    """its folder or file."""
-    packing: Packing
-    """how layers are held in memory."""
+    subject: Subject
+    """the model."""
     device: str
     """device to run on."""
     threads: Annotated[int, Field(ge=1)]
@@ -38,8 +34,6 @@ class Measure(FrozenModel):
 class Loaded(FrozenModel):
     """Answer to `Load`."""
 
-    kind: Literal["loaded"] = "loaded"
-    """tells answers apart."""
     vocabulary: Annotated[int, Field(ge=1)]
     """number of tokens that it knows."""
     positions: int | None
@@ -55,8 +49,6 @@ class Loaded(FrozenModel):
 class Measured(FrozenModel):
     """Answer to `Measure`."""
 
-    kind: Literal["measured"] = "measured"
-    """tells answers apart."""
     times: RoundTimes
     """what it took."""
     memory_bytes: int | None
@@ -68,11 +60,9 @@ class Measured(FrozenModel):
 class Failed(FrozenModel):
     """Answer to either if it cannot be done."""
 
-    kind: Literal["failed"] = "failed"
-    """tells answers apart."""
     reason: str
     """what is wrong and what to do."""
 
 
-Answer = Annotated[Loaded | Measured | Failed, Field(discriminator="kind")]
-ANSWER: TypeAdapter[Loaded | Measured | Failed] = TypeAdapter(Answer)
+ANSWER: TypeAdapter[Loaded | Measured | Failed] = TypeAdapter(Loaded | Measured | Failed)
+"""Any of the answers, which differ in their fields."""

@@ -56,8 +56,9 @@ def main(arguments: Sequence[str]) -> None:
 
 def _serve(source: Connection, target: Connection) -> None:
     request = Load.model_validate_json(source.recv_bytes())
-    files = (request.path,) if request.path.is_file() else tuple(request.path.glob("*.safetensors"))
-    load = _loader(request.runtime)
+    path = request.subject.path
+    files = (path,) if path.is_file() else tuple(path.glob("*.safetensors"))
+    load = _loader(request.subject.runtime)
     before = resident_bytes(files)
     model = load(request)
     _send(target, model.loaded)

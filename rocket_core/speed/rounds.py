@@ -1,14 +1,16 @@
 """Measurement of several models in turns."""
 
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from statistics import median
 
 from rocket_core.errors import InsufficientMemoryError, InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.report.speed import ModelSpeed, RoundTimes, SpeedReport, UnmeasuredModel, median_ratio
-from rocket_core.speed.child import Child, ChildError
+from rocket_core.schema import FrozenModel
+from rocket_core.speed.child import Child, ChildError, Expected
 from rocket_core.speed.messages import Load, Loaded, Measure, Measured
 from rocket_core.speed.subjects import Subject
 from rocket_core.system.machine import free_machine_memory, gibibytes, processor_name
@@ -121,65 +123,51 @@ class _Measurement:
         for number in range(1 + self._settings.rounds):
             for runner in tuple(runners):
                 step(f"{runner.subject.name}, round {number} of {self._settings.rounds}")
-                if not self._measure(runner, request, counts=number > 0):
+                answer = self._ask(runner.subject, runner.child, request, Measured)
+                if answer is None:
                     runners.remove(runner)
+                elif number > 0:
+                    runner.answers.append(answer)
         return self._report(runners, request)
 
     def _load(self, subject: Subject, runners: list[_Runner]) -> None:
         settings = self._settings
-        child = self._stack.enter_context(Child(_environment(settings), self._check))
+        child = self._stack.enter_context(closing(Child(_environment(settings), self._check)))
         load = Load(
-            runtime=subject.runtime,
-            path=subject.path,
-            packing=subject.packing,
+            subject=subject,
             device=settings.device,
             threads=settings.threads,
             context=(settings.prompt_tokens or DEFAULT_PROMPT_TOKENS) + (settings.new_tokens or DEFAULT_NEW_TOKENS),
         )
-        try:
-            loaded = child.ask(load, Loaded)
-        except ChildError as error:
-            self._give_up(subject, child, str(error))
-        else:
+        loaded = self._ask(subject, child, load, Loaded)
+        if loaded is not None:
             runners.append(_Runner(subject=subject, child=child, loaded=loaded, answers=[]))
 
-    def _measure(self, runner: _Runner, request: Measure, *, counts: bool) -> bool:
+    def _ask(self, subject: Subject, child: Child, request: FrozenModel, expected: type[Expected]) -> Expected | None:
+        """Return the answer of a model's process; None if the model cannot be measured, which ends the process."""
         try:
-            answer = runner.child.ask(request, Measured)
+            return child.ask(request, expected)
         except ChildError as error:
-            self._give_up(runner.subject, runner.child, str(error))
-            return False
-        if counts:
-            runner.answers.append(answer)
-        return True
-
-    def _give_up(self, subject: Subject, child: Child, reason: str) -> None:
-        child.close()
-        self._unmeasured.append(UnmeasuredModel(name=subject.name, form=subject.form, reason=reason))
+            child.close()
+            self._unmeasured.append(UnmeasuredModel(name=subject.name, form=subject.form, reason=str(error)))
+            return None
 
     def _request(self, runners: Sequence[_Runner]) -> Measure:
         """Return what all models are asked in every round."""
         self._check_any(runners)
-        settings = self._settings
-        prompt_tokens, new_tokens = settings.prompt_tokens, settings.new_tokens
-        for runner in runners:
-            positions = runner.loaded.positions
-            if positions is None:
-                continue
-            # Defaults yield to a short context, and leave room for what was asked for.
-            if settings.new_tokens is None:
-                room = positions - (settings.prompt_tokens or positions // 2)
-                new_tokens = min(new_tokens or DEFAULT_NEW_TOKENS, max(2, room))
-            if settings.prompt_tokens is None:
-                room = positions - (settings.new_tokens or new_tokens or DEFAULT_NEW_TOKENS)
-                prompt_tokens = min(prompt_tokens or DEFAULT_PROMPT_TOKENS, max(1, room))
-        prompt_tokens, new_tokens = prompt_tokens or DEFAULT_PROMPT_TOKENS, new_tokens or DEFAULT_NEW_TOKENS
-        for runner in runners:
-            positions = runner.loaded.positions
-            if positions is not None and prompt_tokens + new_tokens > positions:
+        prompt_tokens, new_tokens = self._settings.prompt_tokens, self._settings.new_tokens
+        limits = [(runner.subject.name, runner.loaded.positions) for runner in runners]
+        shortest = min((limit for _, limit in limits if limit is not None), default=sys.maxsize)
+        # Defaults yield to a short context, and leave room for what was asked for.
+        if new_tokens is None:
+            new_tokens = min(DEFAULT_NEW_TOKENS, max(2, shortest - (prompt_tokens or shortest // 2)))
+        if prompt_tokens is None:
+            prompt_tokens = min(DEFAULT_PROMPT_TOKENS, max(1, shortest - new_tokens))
+        for name, limit in limits:
+            if limit is not None and prompt_tokens + new_tokens > limit:
                 raise InvalidConfigError(
-                    f"{prompt_tokens} tokens of prompt and {new_tokens} new ones are more than the {positions} that "
-                    f"{runner.subject.name} can attend to; ask for fewer"
+                    f"{prompt_tokens} tokens of prompt and {new_tokens} new ones are more than the {limit} that "
+                    f"{name} can attend to; ask for fewer"
                 )
         vocabulary = min(runner.loaded.vocabulary for runner in runners)
         draw = random.Random(_SEED)  # noqa: S311 - repeatable, not secret

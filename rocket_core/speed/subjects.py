@@ -1,6 +1,5 @@
 """Models to measure, recognized by their files without loading any."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rocket_core.errors import CheckpointFormatError, InvalidConfigError, ModelNotFoundError
@@ -8,29 +7,26 @@ from rocket_core.inspection.checks.preconditions import MAX_CONFIG_BYTES, parse_
 from rocket_core.inspection.files.model_files import CONFIG_NAME, read_start, vet_folder
 from rocket_core.inspection.files.safetensors_headers import local_weight_files
 from rocket_core.report.speed import Packing, Runtime
+from rocket_core.schema import FrozenModel
 
 GGUF_SUFFIX = ".gguf"
 # `quant_method` of an artifact of this library, and how its reports name it.
 _ROCKET, _FACTORED = "rocket", "factored"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
-    """A model to measure.
-
-    Attributes:
-        name: its name in the report.
-        path: its folder, or its GGUF file.
-        form: form of its weights; see `ModelSpeed`.
-        packing: how layers are held in memory.
-        stored_bytes: bytes of its weights on disk.
-    """
+class Subject(FrozenModel):
+    """A model to measure."""
 
     name: str
+    """its name in the report."""
     path: Path
+    """its folder, or its GGUF file."""
     form: str
+    """form of its weights; see `ModelSpeed`."""
     packing: Packing = "default"
+    """how layers are held in memory."""
     stored_bytes: int
+    """bytes of its weights on disk."""
 
     @property
     def runtime(self) -> Runtime:

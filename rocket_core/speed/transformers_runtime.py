@@ -31,13 +31,14 @@ class TransformersModel:
     def __init__(self, request: Load) -> None:
         torch.set_num_threads(request.threads)
         self._device = resolve_device(request.device)
-        folder = open_model(request.path)
+        subject = request.subject
+        folder = open_model(subject.path)
         if not folder.predicts_tokens:
             raise UnsupportedArchitectureError(
-                f"{request.path} holds an encoder; speed is measured of models that generate text"
+                f"{subject.path} holds an encoder; speed is measured of models that generate text"
             )
-        if request.packing != "default":
-            folder.config.quantization_config["keep_packed"] = request.packing == "packed"
+        if subject.packing != "default":
+            folder.config.quantization_config["keep_packed"] = subject.packing == "packed"
         began = time.perf_counter()
         self._model: Any = load_model(folder, self._device, as_deployed=True)
         seconds = time.perf_counter() - began

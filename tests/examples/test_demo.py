@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from app.shared.storage import data_folder_lock
+from examples.demo import layer_table
+from tests.reference.reports import layer_named
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,6 +67,17 @@ def test_it_ends_with_the_download_folder(finished):
     assert downloads.is_absolute()
     assert downloads.is_relative_to(folder)
     assert {path.name for path in downloads.iterdir()} == {"factored", "report.json", "report.html"}
+
+
+def test_layers_are_named_by_how_they_are_stored():
+    sparse = layer_named("model.layers.0.up", kind="sparse").model_copy(update={"sparsity": 0.45})
+    factored = layer_named("model.layers.0.down").model_copy(update={"sparsity": 0.5})
+    table = layer_table([sparse, factored, layer_named("model.layers.0.gate", kind="dense")])
+    assert [[*column.cells] for column in table.columns[1:]] == [
+        ["sparse, 45 % zeros"],
+        ["rank 2, 50 % zeros"],
+        ["dense"],
+    ]
 
 
 def test_it_compares_the_models_and_shows_every_layer(finished):

@@ -6,8 +6,8 @@ import torch
 from transformers import GenerationConfig
 
 from rocket_core.errors import CheckpointFormatError, InvalidConfigError, UnsupportedArchitectureError
-from rocket_core.evaluation import Measurement, compare_models, greedy_answer, load_model, open_model, read_prompts
-from rocket_core.evaluation.answers import first_difference, token_texts
+from rocket_core.evaluation import Measurement, compare_models, load_model, open_model, read_prompts
+from rocket_core.evaluation.answers import first_difference, greedy_answer, token_texts
 from rocket_core.report.answers import ComparedAnswer, pieces_after, pieces_before
 from tests.reference.encoders import save_bert
 from tests.reference.hostile_models import edit_json

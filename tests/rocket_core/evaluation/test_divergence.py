@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.evaluation import token_divergence
+from rocket_core.evaluation.divergence import token_divergence
 from tests.reference.language_models import divergence_of
 
 

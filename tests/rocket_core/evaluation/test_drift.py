@@ -5,7 +5,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidConfigError
-from rocket_core.evaluation import masked_mean, mean_cosine_drift, pooled_outputs, sentences
+from rocket_core.evaluation.drift import masked_mean, mean_cosine_drift, pooled_outputs, sentences
 from tests.reference.encoders import build_bert, word_tokenizer
 
 SENTENCES = ("one", "two three", "one two three four five six", "six five")

@@ -7,8 +7,7 @@ import torch
 
 from rocket_core.config import HUB_TASKS
 from rocket_core.errors import HubUnavailableError, InvalidConfigError
-from rocket_core.evaluation import load_tasks, score_tasks
-from rocket_core.evaluation.harness import _folders
+from rocket_core.evaluation.harness import _folders, load_tasks, score_tasks
 from rocket_core.report.quality import TaskScore
 from tests.reference.language_models import next_logits, surprise_of
 from tests.reference.tiny_models import build_llama, byte_tokenizer

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidConfigError
-from rocket_core.evaluation import perplexity, text_windows
-from rocket_core.evaluation.windows import counted_tokens, predictions
+from rocket_core.evaluation import perplexity
+from rocket_core.evaluation.windows import counted_tokens, predictions, text_windows
 from tests.reference.language_models import FixedLogits, next_logits, random_tokens, random_windows, surprise_of
 from tests.reference.tiny_models import build_llama, byte_tokenizer
 

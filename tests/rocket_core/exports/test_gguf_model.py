@@ -8,7 +8,7 @@ import torch
 from rocket_core.errors import UnsupportedExportError
 from rocket_core.experts import unfuse
 from rocket_core.exports.gguf_families import FAMILIES
-from rocket_core.exports.gguf_model import TensorRules, check_gguf, plan_gguf
+from rocket_core.exports.gguf_model import TensorRules, plan_gguf
 from tests.reference import gguf_models
 
 ARCHITECTURES = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -132,9 +132,9 @@ def test_only_llama_has_its_rows_reordered(name, folder):
     ],
 )
 def test_what_llama_cpp_cannot_express_is_named(name, changes, reason, folder):
-    check_gguf(settings_of(name), folder)
+    plan_gguf(settings_of(name), folder)
     with pytest.raises(UnsupportedExportError, match=reason):
-        check_gguf(settings_of(name, **changes), folder)
+        plan_gguf(settings_of(name, **changes), folder)
 
 
 def test_unknown_tensors_are_refused(folder):
@@ -173,10 +173,10 @@ def _edit(folder, change):
 )
 def test_tokenizers_that_llama_cpp_lacks_are_refused(change, reason, tmp_path):
     gguf_models.save_tokenizer("gpt-2", tmp_path)
-    check_gguf(settings_of("llama"), tmp_path)
+    plan_gguf(settings_of("llama"), tmp_path)
     _edit(tmp_path, change)
     with pytest.raises(UnsupportedExportError, match=reason):
-        check_gguf(settings_of("llama"), tmp_path)
+        plan_gguf(settings_of("llama"), tmp_path)
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "vocab_size", "num_hidden_layers"])
@@ -184,19 +184,19 @@ def test_tokenizers_that_llama_cpp_lacks_are_refused(change, reason, tmp_path):
 def test_malformed_settings_are_refused(key, value, folder):
     config = settings_of("llama", head_dim=None, **{key: value})
     with pytest.raises(UnsupportedExportError):
-        check_gguf(config, folder)
+        plan_gguf(config, folder)
 
 
 @pytest.mark.parametrize("raw", ["[]", "{", "{}", '{"model": []}', '{"model": {"vocab": 3, "merges": [1]}}'])
 def test_malformed_tokenizers_are_refused(raw, tmp_path):
     (tmp_path / "tokenizer.json").write_text(raw)
     with pytest.raises(UnsupportedExportError):
-        check_gguf(settings_of("llama"), tmp_path)
+        plan_gguf(settings_of("llama"), tmp_path)
 
 
 def test_a_missing_tokenizer_is_refused(tmp_path):
     with pytest.raises(UnsupportedExportError, match=r"tokenizer\.json"):
-        check_gguf(settings_of("llama"), tmp_path)
+        plan_gguf(settings_of("llama"), tmp_path)
 
 
 def test_tokenizers_without_a_beginning_add_none(tmp_path):

@@ -3,10 +3,10 @@
 import pytest
 from pydantic import ValidationError
 
+from rocket_core.report.figures import loss_curve
 from rocket_core.report.headlines import quality_headline
 from rocket_core.report.healing import HealingPoint, HealingReport
 from rocket_core.report.html import render_report
-from rocket_core.report.loss_curve import loss_curve
 from tests.reference.reports import report_of_layers
 
 CURVE = (

@@ -1,9 +1,9 @@
 import pytest
 
 from rocket_core.report import layer_groups
+from rocket_core.report.figures import report_figures
 from rocket_core.report.layer_groups import MOST_LAYERS, summarize_layers, summarize_report
 from rocket_core.report.layer_places import general_name
-from rocket_core.report.report_figures import report_figures
 from tests.reference.reports import empty_report, layer_named
 
 EXPERTS = 300

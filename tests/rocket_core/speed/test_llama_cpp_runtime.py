@@ -4,6 +4,7 @@ from rocket_core.errors import CorruptCheckpointError, InvalidConfigError
 from rocket_core.speed import llama_cpp_runtime
 from rocket_core.speed.llama_cpp_runtime import LlamaCppModel
 from rocket_core.speed.messages import Load, Measure
+from rocket_core.speed.subjects import Subject
 from tests.reference import gguf_models
 from tests.reference.llama_cpp import Engine
 from tests.rocket_core.exports.test_gguf_engine import export
@@ -12,8 +13,8 @@ PROMPT = (5, 40, 7, 99, 23, 8)
 
 
 def load(path, **changes):
-    usual = {"runtime": "llama.cpp", "packing": "default", "device": "cpu", "threads": 1, "context": 40}
-    return LlamaCppModel(Load(path=path, **(usual | changes)))
+    subject = Subject(name="model", path=path, form="gguf", stored_bytes=1)
+    return LlamaCppModel(Load(subject=subject, **({"device": "cpu", "threads": 1, "context": 40} | changes)))
 
 
 @pytest.fixture(scope="module")

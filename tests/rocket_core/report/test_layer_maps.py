@@ -1,13 +1,17 @@
-"""Experts in figures: one row for each, and one for each projection of all of a block."""
+"""Maps of layers and experts: measures, combined experts, and marks of a job that runs."""
 
 import pytest
 
-from rocket_core.report.figures import allocation_map, expert_map
-from rocket_core.report.report_figures import report_figures
+from rocket_core.candidates import Candidate
+from rocket_core.report.figures import report_figures
+from rocket_core.report.layer_maps import allocation_map, expert_map, running_map
 from tests.reference.reports import layer_named, report_of_layers
 
 ROUTED = {"0.0": 30, "0.1": 10, "1.0": 0, "1.1": 40}
 PROJECTIONS = ("gate_proj", "down_proj")
+CHOSEN = Candidate(
+    kind="sparse", nnz=10, kept_parameters=10, stored_bytes=40, reconstruction_error=0.1, weight_error=0.1
+)
 
 
 def layers_of(**changes):
@@ -74,3 +78,51 @@ def test_other_models_have_no_figure_of_experts():
     assert expert_map(report.layers) is None
     assert "expert-map" not in [figure.name for figure in report_figures(report)]
     assert "combined" not in report_figures(report)[0].note
+
+
+def test_every_measure_has_a_column_and_a_value():
+    layers = [layer_named(f"model.layers.{block}.mlp.up_proj") for block in range(2)]
+    figure = allocation_map(layers)
+    columns = {column.name: column for column in figure.columns}
+    assert set(figure.measures) <= set(columns)
+    assert {"kind", "kept_fraction", "stored_bytes", "error"} <= set(figure.measures)
+    for name in figure.measures:
+        assert any(row[name] is not None for row in figure.rows)
+    assert [row["stored_bytes"] for row in figure.rows] == [layer.stored_bytes for layer in layers]
+
+
+def test_a_measure_that_no_layer_has_is_not_offered():
+    unknown = {"rank": None, "sparsity": None, "loss": None}
+    layers = [layer_named("model.layers.0.x").model_copy(update=unknown)]
+    assert {"rank", "sparsity", "loss"}.isdisjoint(allocation_map(layers).measures)
+    known = [layer.model_copy(update={"loss": 0.5}) for layer in layers]
+    assert "loss" in allocation_map(known).measures
+
+
+def test_the_usual_measure_is_bits_if_there_are_codes():
+    layer = layer_named("model.layers.0.x").model_copy(update={"kind": "sparse"})
+    assert allocation_map([layer]).measures[0] == "kept_fraction"
+    coded = layer.model_copy(update={"kind": "quantized", "bits_per_weight": 4.5})
+    assert allocation_map([layer, coded]).measures[0] == "bits_per_weight"
+
+
+def test_tables_are_in_no_block():
+    names = ["model.layers.0.mlp.up_proj", "model.embed_tokens", "lm_head"]
+    rows = allocation_map(layer_named(name) for name in names).rows
+    assert [(row["block"], row["projection"]) for row in rows] == [
+        ("0", "mlp.up_proj"),
+        ("", "model.embed_tokens"),
+        ("", "lm_head"),
+    ]
+
+
+def marked(names, compressed):
+    figure = running_map([(layer_named(name), CHOSEN) for name in names], compressed=compressed)
+    return [row.get("compressed") for row in figure.rows], "thick border" in figure.note
+
+
+def test_the_first_layers_are_marked():
+    names = [f"model.layers.{block}.self_attn.{name}" for block in (0, 1) for name in ("q", "k")]
+    assert marked(names, 0) == ([None] * 4, False)
+    assert marked(names, 3) == ([True, True, True, False], True)
+    assert marked(names, 4) == ([True] * 4, True)
