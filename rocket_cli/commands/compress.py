@@ -15,7 +15,7 @@ from rocket_cli.progress_view import hide_library_bars, print_line, progress_vie
 from rocket_cli.report_table import print_report
 from rocket_cli.resuming import advise_to_resume
 from rocket_cli.signals import stopping_on_signals
-from rocket_client._exit_codes import ExitCode
+from rocket_core.errors import ExitCode
 from rocket_core.report.schema import CompressionReport
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.system.gc_pause import no_collection
