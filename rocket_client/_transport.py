@@ -13,7 +13,7 @@ import httpx2
 from rocket_client._connections import Connections
 from rocket_client._requests import header_text, token_header
 from rocket_client._retry import RetryBudget
-from rocket_client._wire import Answer, Call, Request, Wire, is_redirect
+from rocket_client._wire import Answer, Call, Params, Request, Wire, is_redirect
 from rocket_client.errors import ClientError
 from rocket_client.models import Job
 
@@ -30,16 +30,9 @@ class Transport:
         self.wire = wire
         self.connections = connections
 
-    async def get(
-        self,
-        answer: type[Answer],
-        path: str,
-        params: Mapping[str, str | int | None] | None = None,
-        *,
-        patience: float | None = None,
-    ) -> Answer:
+    async def get(self, answer: type[Answer], path: str, params: Params | None = None) -> Answer:
         """Return a resource; raises the same errors as `send`."""
-        return await self.call(Call(method="GET", path=path, params=params or {}, answer=answer), patience=patience)
+        return await self.call(Call(method="GET", path=path, params=params or {}, answer=answer))
 
     async def post(
         self,

@@ -21,7 +21,7 @@ from rocket_client._events import follow_events
 from rocket_client._later_work import LaterWork
 from rocket_client._requests import job_path, prediction_target, profile_path, request_body, target, token_header
 from rocket_client._transport import Transport
-from rocket_client._wire import RetryNotice, Wire
+from rocket_client._wire import Call, RetryNotice, Wire
 from rocket_client.models import (
     Artifact,
     ArtifactList,
@@ -205,7 +205,7 @@ class AsyncRocket(Account, LaterWork):
         """
         async for news in self.events(job_id, patience=patience):
             on_news(news)
-        return await self._transport.get(Job, job_path(job_id), patience=patience)
+        return await self._transport.call(Call(method="GET", path=job_path(job_id), answer=Job), patience=patience)
 
     async def list_jobs(
         self,

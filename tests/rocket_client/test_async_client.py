@@ -83,6 +83,19 @@ def test_a_stream_can_be_left_early(server, service):
     assert isinstance(asyncio.run(first()), Event)
 
 
+def test_the_blocking_client_works_while_an_event_loop_runs(server, service):
+    job_id = service.submit()
+
+    async def called():
+        with Rocket(server.url) as rocket:
+            first = next(rocket.events(job_id))
+            return first, rocket.get_job(job_id)
+
+    event, job = asyncio.run(called())
+    assert isinstance(event, Event)
+    assert job.id == job_id
+
+
 def test_a_cancelled_download_releases_the_folder_and_is_resumed(server, service, tmp_path):
     job_id = service.succeeded({"model.safetensors": WEIGHTS})
     told = []
