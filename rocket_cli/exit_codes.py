@@ -11,8 +11,8 @@ import typer
 
 from rocket_cli.command_words import command_words
 from rocket_client import errors as client_errors
-from rocket_client._exit_codes import ExitCode
 from rocket_core import errors
+from rocket_core.errors import ExitCode
 
 MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.OK: "done",
@@ -30,26 +30,6 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.INTERRUPTED: "interrupted; a compression can be resumed, a job continues",
 }
 
-# Exit codes of the library's errors, except those that may pass. A class without an entry has that of its base.
-_LIBRARY: Mapping[type[errors.RocketError], ExitCode] = {
-    errors.RocketError: ExitCode.INTERNAL,
-    errors.InvalidConfigError: ExitCode.INVALID,
-    errors.UnknownDatasetError: ExitCode.UNUSABLE_INPUT,
-    errors.ModelNotFoundError: ExitCode.UNUSABLE_INPUT,
-    errors.HubUploadError: ExitCode.INVALID,
-    errors.UploadTokenError: ExitCode.NOT_ALLOWED,
-    errors.UploadForbiddenError: ExitCode.NOT_ALLOWED,
-    errors.UploadVisibilityError: ExitCode.CONFLICT,
-    errors.UnsupportedArchitectureError: ExitCode.UNUSABLE_INPUT,
-    errors.CalibrationError: ExitCode.UNUSABLE_INPUT,
-    errors.IllConditionedGramError: ExitCode.UNUSABLE_INPUT,
-    errors.InfeasibleBudgetError: ExitCode.OUT_OF_REACH,
-    errors.ResourceError: ExitCode.MACHINE_TOO_SMALL,
-    errors.WorkFolderError: ExitCode.SAVED_STATE,
-    errors.CheckpointError: ExitCode.SAVED_STATE,
-    errors.UnsafeFileError: ExitCode.UNUSABLE_INPUT,
-    errors.CompressionCancelledError: ExitCode.INTERRUPTED,
-}
 _LIBRARY_KINDS: Mapping[str, type[errors.RocketError]] = {
     kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RocketError)
 }
@@ -189,11 +169,9 @@ def describe(error: BaseException) -> Failure | None:
     """Return the failure that an error is reported as; None if the error is a bug."""
     failure: Failure | None
     match error:
-        case errors.RocketError():
-            failure = Failure(code=error.code, message=str(error), exit_code=exit_code_of(type(error)))
         case client_errors.ProblemError():
             failure = _problem(error)
-        case client_errors.ClientError():
+        case errors.RocketError() | client_errors.ClientError():
             failure = Failure(code=error.code, message=str(error), exit_code=error.exit_code)
         case KeyboardInterrupt():
             failure = Failure(code="cancelled", message="interrupted", exit_code=ExitCode.INTERRUPTED)
@@ -213,13 +191,6 @@ def describe(error: BaseException) -> Failure | None:
     return failure
 
 
-def exit_code_of(kind: type[errors.RocketError]) -> ExitCode:
-    """Return the exit code of a class of the library's errors."""
-    if kind.retryable:
-        return ExitCode.TEMPORARY
-    return next(_LIBRARY[base] for base in kind.__mro__ if base in _LIBRARY)
-
-
 def exit_code_of_code(code: str, *, status: int | None = None, retryable: bool = False) -> ExitCode:
     """Return the exit code of a problem that a server reports, or of a job's error.
 
@@ -229,7 +200,7 @@ def exit_code_of_code(code: str, *, status: int | None = None, retryable: bool =
         retryable: whether the same job may succeed later.
     """
     if code in _LIBRARY_KINDS:
-        return exit_code_of(_LIBRARY_KINDS[code])
+        return _LIBRARY_KINDS[code].exit_code
     if code in _SERVICE_CODES:
         return _SERVICE_CODES[code]
     if status is None:
@@ -253,7 +224,7 @@ def _top_level(error: ImportError) -> str:
 
 
 def _too_small(kind: type[errors.ResourceError], message: str) -> Failure:
-    return Failure(code=kind.code, message=message, exit_code=exit_code_of(kind))
+    return Failure(code=kind.code, message=message, exit_code=kind.exit_code)
 
 
 def _where(error: OSError) -> str:

@@ -8,10 +8,10 @@ import typer
 from rocket_cli.connection import OutageNotice, command
 from rocket_cli.exit_codes import Failure, exit_code_of_code, report_failure
 from rocket_cli.progress_view import ProgressView, print_line, progress_view
-from rocket_client._exit_codes import ExitCode
 from rocket_client.errors import DetachedError
 from rocket_client.models import Event, Job, Progress
 from rocket_core.config import stage_label
+from rocket_core.errors import ExitCode
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 
 if TYPE_CHECKING:

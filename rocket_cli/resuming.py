@@ -7,8 +7,8 @@ from pathlib import Path
 import typer
 
 from rocket_cli.progress_view import print_line
-from rocket_client._exit_codes import ExitCode
 from rocket_core.config import WORK_FOLDER_NAME
+from rocket_core.errors import ExitCode
 
 # After these the same command may succeed later, and resumes from finished work.
 _WORTH_RESUMING = frozenset({ExitCode.MACHINE_TOO_SMALL, ExitCode.TEMPORARY, ExitCode.INTERRUPTED})

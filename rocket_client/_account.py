@@ -1,22 +1,32 @@
-"""Methods of the clients for uploaded texts and models, and for webhooks."""
+"""Methods of the asynchronous client for uploaded texts and models, and for webhooks."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
-from rocket_client import _endpoints
 from rocket_client._defaults import LASTING_PATIENCE, noop
 from rocket_client._model_upload import UploadProgress, advance, upload_steps
-from rocket_client._transport import AsyncTransport, Transport, in_thread
-from rocket_client.models import Delivery, NamedModel, NewWebhook, Upload, UploadedModel, Webhook, WebhookDetails
+from rocket_client._requests import calibration_upload, upload_path, uploaded_model_path, webhook_path
+from rocket_client._transport import Transport
+from rocket_client.models import (
+    Delivery,
+    NamedList,
+    NamedModel,
+    NamedModelList,
+    NewWebhook,
+    Upload,
+    UploadedModel,
+    Webhook,
+    WebhookDetails,
+    WebhookList,
+)
 
 
 class Account:
-    """Methods of `Rocket`."""
+    """Methods of `AsyncRocket`."""
 
     _transport: Transport
 
-    def upload(self, file: Path) -> Upload:
+    async def upload(self, file: Path) -> Upload:
         """Upload a calibration file to the server; uploading the same content again returns the same upload.
 
         Args:
@@ -27,9 +37,9 @@ class Account:
             ProblemError: the server refuses the file.
             OSError: the file cannot be read.
         """
-        return self._transport.call(_endpoints.upload(file))
+        return await self._transport.call(calibration_upload(file))
 
-    def upload_model(
+    async def upload_model(
         self,
         folder: Path,
         *,
@@ -45,7 +55,7 @@ class Account:
             folder: a transformers checkpoint: config.json, safetensors, the files of the tokenizer.
             name: its name on the server, letters, digits, dots, dashes and underscores; None takes that of the folder.
             patience: seconds without an answer before giving up.
-            on_progress: called after each piece.
+            on_progress: called after each piece; by the asynchronous client in a thread.
 
         Raises:
             InvalidArgumentError: the folder holds no such checkpoint, or another than was uploaded under this name.
@@ -53,35 +63,37 @@ class Account:
             OSError: a file cannot be read.
         """
         steps, answer = upload_steps(folder, name, on_progress), None
-        while not isinstance(step := advance(steps, answer), UploadedModel):
-            answer = self._transport.call(step, patience=patience)
+        while not isinstance(
+            step := await self._transport.connections.in_thread(advance, steps, answer), UploadedModel
+        ):
+            answer = await self._transport.call(step, patience=patience)
         return step
 
-    def delete_model(self, model_id: str) -> None:
+    async def delete_model(self, model_id: str) -> None:
         """Delete an uploaded model, complete or not, that no job needs any longer.
 
         Args:
             model_id: `upload/NAME`.
         """
-        self._transport.send(_endpoints.delete_model(model_id))
+        await self._transport.delete(uploaded_model_path(model_id))
 
-    def get_upload(self, upload_id: str) -> Upload:
+    async def get_upload(self, upload_id: str) -> Upload:
         """Return an upload.
 
         Args:
             upload_id: `upload/ID`.
         """
-        return self._transport.call(_endpoints.get_upload(upload_id))
+        return await self._transport.get(Upload, upload_path(upload_id))
 
-    def delete_upload(self, upload_id: str) -> None:
+    async def delete_upload(self, upload_id: str) -> None:
         """Delete an upload that no job needs any longer.
 
         Args:
             upload_id: `upload/ID`.
         """
-        self._transport.send(_endpoints.delete_upload(upload_id))
+        await self._transport.delete(upload_path(upload_id))
 
-    def create_webhook(self, url: str, *, events: Sequence[str] | None = None) -> NewWebhook:
+    async def create_webhook(self, url: str, *, events: Sequence[str] | None = None) -> NewWebhook:
         """Create a webhook, which the ends of your jobs are reported to.
 
         Args:
@@ -91,100 +103,35 @@ class Account:
         Returns:
             The webhook, with the secret that its deliveries are signed with; it cannot be read again.
         """
-        return self._transport.call(_endpoints.create_webhook(url, events=events))
-
-    def list_webhooks(self) -> tuple[Webhook, ...]:
-        """Return your webhooks, oldest first."""
-        return self._transport.call(_endpoints.list_webhooks()).data
-
-    def get_webhook(self, webhook_id: str) -> WebhookDetails:
-        """Return a webhook, and its newest deliveries."""
-        return self._transport.call(_endpoints.get_webhook(webhook_id))
-
-    def test_webhook(self, webhook_id: str) -> Delivery:
-        """Send a test delivery to a webhook; once it has been attempted, `get_webhook` shows the outcome."""
-        return self._transport.call(_endpoints.test_webhook(webhook_id))
-
-    def delete_webhook(self, webhook_id: str) -> None:
-        """Delete a webhook, with what was not sent yet."""
-        self._transport.send(_endpoints.delete_webhook(webhook_id))
-
-    def list_models(self) -> tuple[NamedModel, ...]:
-        """Return what the server's models folder contains, and your uploads, also what no job can use yet."""
-        return self._transport.call(_endpoints.models()).data
-
-    def models(self) -> list[str]:
-        """Return the models in the server's folder and your uploads, as `submit` takes them."""
-        return [named.id for named in self.list_models() if named.problem is None]
-
-    def calibrations(self) -> list[str]:
-        """Return the calibration datasets that the server offers."""
-        return [named.id for named in self._transport.call(_endpoints.calibrations()).data]
-
-
-class AsyncAccount:
-    """Methods of `AsyncRocket`."""
-
-    _transport: AsyncTransport
-
-    async def upload(self, file: Path) -> Upload:
-        """See `Rocket.upload`."""
-        return await self._transport.call(_endpoints.upload(file))
-
-    async def upload_model(
-        self,
-        folder: Path,
-        *,
-        name: str | None = None,
-        patience: float = LASTING_PATIENCE,
-        on_progress: Callable[[UploadProgress], None] = noop,
-    ) -> UploadedModel:
-        """See `Rocket.upload_model`; `on_progress` is called in a thread."""
-        steps, answer = upload_steps(folder, name, on_progress), None
-        while not isinstance(step := await in_thread(partial(advance, steps, answer)), UploadedModel):
-            answer = await self._transport.call(step, patience=patience)
-        return step
-
-    async def delete_model(self, model_id: str) -> None:
-        """See `Rocket.delete_model`."""
-        await self._transport.send(_endpoints.delete_model(model_id))
-
-    async def get_upload(self, upload_id: str) -> Upload:
-        """See `Rocket.get_upload`."""
-        return await self._transport.call(_endpoints.get_upload(upload_id))
-
-    async def delete_upload(self, upload_id: str) -> None:
-        """See `Rocket.delete_upload`."""
-        await self._transport.send(_endpoints.delete_upload(upload_id))
-
-    async def create_webhook(self, url: str, *, events: Sequence[str] | None = None) -> NewWebhook:
-        """See `Rocket.create_webhook`."""
-        return await self._transport.call(_endpoints.create_webhook(url, events=events))
+        body = {"url": url} | ({} if events is None else {"events": list(events)})
+        # If the answer is lost, so is the secret.
+        return await self._transport.post(NewWebhook, "/webhooks", body, is_idempotent=False)
 
     async def list_webhooks(self) -> tuple[Webhook, ...]:
-        """See `Rocket.list_webhooks`."""
-        return (await self._transport.call(_endpoints.list_webhooks())).data
+        """Return your webhooks, oldest first."""
+        return (await self._transport.get(WebhookList, "/webhooks")).data
 
     async def get_webhook(self, webhook_id: str) -> WebhookDetails:
-        """See `Rocket.get_webhook`."""
-        return await self._transport.call(_endpoints.get_webhook(webhook_id))
+        """Return a webhook, and its newest deliveries."""
+        return await self._transport.get(WebhookDetails, webhook_path(webhook_id))
 
     async def test_webhook(self, webhook_id: str) -> Delivery:
-        """See `Rocket.test_webhook`."""
-        return await self._transport.call(_endpoints.test_webhook(webhook_id))
+        """Send a test delivery to a webhook; once it has been attempted, `get_webhook` shows the outcome."""
+        # A second one would send another delivery.
+        return await self._transport.post(Delivery, webhook_path(webhook_id, "test"), is_idempotent=False)
 
     async def delete_webhook(self, webhook_id: str) -> None:
-        """See `Rocket.delete_webhook`."""
-        await self._transport.send(_endpoints.delete_webhook(webhook_id))
+        """Delete a webhook, with what was not sent yet."""
+        await self._transport.delete(webhook_path(webhook_id))
 
     async def list_models(self) -> tuple[NamedModel, ...]:
-        """See `Rocket.list_models`."""
-        return (await self._transport.call(_endpoints.models())).data
+        """Return what the server's models folder contains, and your uploads, also what no job can use yet."""
+        return (await self._transport.get(NamedModelList, "/models")).data
 
     async def models(self) -> list[str]:
-        """See `Rocket.models`."""
+        """Return the models in the server's folder and your uploads, as `submit` takes them."""
         return [named.id for named in await self.list_models() if named.problem is None]
 
     async def calibrations(self) -> list[str]:
-        """See `Rocket.calibrations`."""
-        return [named.id for named in (await self._transport.call(_endpoints.calibrations())).data]
+        """Return the calibration datasets that the server offers."""
+        return [named.id for named in (await self._transport.get(NamedList, "/calibrations")).data]

@@ -1,20 +1,20 @@
-"""Methods of the clients for work on the result of a finished job."""
+"""Methods of the asynchronous client for work on the result of a finished job."""
 
 from collections.abc import Mapping
 
 from pydantic import JsonValue
 
-from rocket_client import _endpoints
-from rocket_client._transport import AsyncTransport, Transport
-from rocket_client.models import Job, LaterEvaluation, LaterPush
+from rocket_client._requests import job_path, without_none
+from rocket_client._transport import Transport
+from rocket_client.models import EvaluationList, ExportList, Job, LaterEvaluation, LaterPush, PushList
 
 
 class LaterWork:
-    """Methods of `Rocket`."""
+    """Methods of `AsyncRocket`."""
 
     _transport: Transport
 
-    def heal(
+    async def heal(
         self,
         job_id: str,
         *,
@@ -31,11 +31,10 @@ class LaterWork:
         text: `dataset`, `sequence_length`, `seed`, by default those of the job. Other arguments and errors are those of
         `submit`.
         """
-        settings = {"tokens": tokens, "metadata": metadata, "queue": queue, **(calibration or {})}
-        call = _endpoints.heal(job_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
-        return self._transport.call(call)
+        body = without_none({"tokens": tokens, "metadata": metadata, "queue": queue, **(calibration or {})})
+        return await self._transport.create_job(job_path(job_id, "healings"), body, idempotency_key, hub_token)
 
-    def evaluate(
+    async def evaluate(
         self,
         job_id: str,
         settings: Mapping[str, JsonValue] | None = None,
@@ -58,14 +57,14 @@ class LaterWork:
         Raises:
             ProblemError: the server refuses the request.
         """
-        call = _endpoints.evaluate(job_id, settings or {}, idempotency_key=idempotency_key, hub_token=hub_token)
-        return self._transport.call(call)
+        body = dict(settings or {})
+        return await self._transport.create_job(job_path(job_id, "evaluations"), body, idempotency_key, hub_token)
 
-    def evaluations(self, job_id: str) -> tuple[LaterEvaluation, ...]:
+    async def evaluations(self, job_id: str) -> tuple[LaterEvaluation, ...]:
         """Return the latest evaluations of a job's artifact, newest first; the job's own is in its report."""
-        return self._transport.call(_endpoints.evaluations(job_id)).data
+        return (await self._transport.get(EvaluationList, job_path(job_id, "evaluations"))).data
 
-    def export(
+    async def export(
         self,
         job_id: str,
         *,
@@ -86,17 +85,17 @@ class LaterWork:
         Raises:
             ProblemError: the format cannot hold what the result stores; the message says how to compress for it.
         """
-        settings = {"to": to, "metadata": metadata, "queue": queue}
-        return self._transport.call(_endpoints.export(job_id, settings, idempotency_key=idempotency_key))
+        body = without_none({"to": to, "metadata": metadata, "queue": queue})
+        return await self._transport.create_job(job_path(job_id, "exports"), body, idempotency_key)
 
-    def exports(self, job_id: str) -> tuple[Job, ...]:
+    async def exports(self, job_id: str) -> tuple[Job, ...]:
         """Return the latest jobs that write the result of a job in other formats, newest first.
 
         `download` fetches the files of such a job.
         """
-        return self._transport.call(_endpoints.exports(job_id)).data
+        return (await self._transport.get(ExportList, job_path(job_id, "exports"))).data
 
-    def push(
+    async def push(
         self,
         job_id: str,
         repository: str,
@@ -124,83 +123,9 @@ class LaterWork:
         Raises:
             ProblemError: the server refuses the request.
         """
-        body = {"repository": repository, **(settings or {})}
-        call = _endpoints.push(job_id, body, idempotency_key=idempotency_key, hub_token=hub_token)
-        return self._transport.call(call)
-
-    def pushes(self, job_id: str) -> tuple[LaterPush, ...]:
-        """Return the latest pushes of a job's files to the Hub, newest first."""
-        return self._transport.call(_endpoints.pushes(job_id)).data
-
-
-class AsyncLaterWork:
-    """Methods of `AsyncRocket`."""
-
-    _transport: AsyncTransport
-
-    async def heal(
-        self,
-        job_id: str,
-        *,
-        tokens: int,
-        calibration: Mapping[str, JsonValue] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        queue: str | None = None,
-        idempotency_key: str | None = None,
-        hub_token: str | None = None,
-    ) -> Job:
-        """See `Rocket.heal`."""
-        settings = {"tokens": tokens, "metadata": metadata, "queue": queue, **(calibration or {})}
-        call = _endpoints.heal(job_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
-        return await self._transport.call(call)
-
-    async def evaluate(
-        self,
-        job_id: str,
-        settings: Mapping[str, JsonValue] | None = None,
-        *,
-        idempotency_key: str | None = None,
-        hub_token: str | None = None,
-    ) -> Job:
-        """See `Rocket.evaluate`."""
-        call = _endpoints.evaluate(job_id, settings or {}, idempotency_key=idempotency_key, hub_token=hub_token)
-        return await self._transport.call(call)
-
-    async def evaluations(self, job_id: str) -> tuple[LaterEvaluation, ...]:
-        """See `Rocket.evaluations`."""
-        return (await self._transport.call(_endpoints.evaluations(job_id))).data
-
-    async def export(
-        self,
-        job_id: str,
-        *,
-        to: str,
-        metadata: Mapping[str, str] | None = None,
-        queue: str | None = None,
-        idempotency_key: str | None = None,
-    ) -> Job:
-        """See `Rocket.export`."""
-        settings = {"to": to, "metadata": metadata, "queue": queue}
-        return await self._transport.call(_endpoints.export(job_id, settings, idempotency_key=idempotency_key))
-
-    async def exports(self, job_id: str) -> tuple[Job, ...]:
-        """See `Rocket.exports`."""
-        return (await self._transport.call(_endpoints.exports(job_id))).data
-
-    async def push(
-        self,
-        job_id: str,
-        repository: str,
-        settings: Mapping[str, JsonValue] | None = None,
-        *,
-        idempotency_key: str | None = None,
-        hub_token: str | None = None,
-    ) -> Job:
-        """See `Rocket.push`."""
-        body = {"repository": repository, **(settings or {})}
-        call = _endpoints.push(job_id, body, idempotency_key=idempotency_key, hub_token=hub_token)
-        return await self._transport.call(call)
+        body = without_none({"repository": repository, **(settings or {})})
+        return await self._transport.create_job(job_path(job_id, "pushes"), body, idempotency_key, hub_token)
 
     async def pushes(self, job_id: str) -> tuple[LaterPush, ...]:
-        """See `Rocket.pushes`."""
-        return (await self._transport.call(_endpoints.pushes(job_id))).data
+        """Return the latest pushes of a job's files to the Hub, newest first."""
+        return (await self._transport.get(PushList, job_path(job_id, "pushes"))).data

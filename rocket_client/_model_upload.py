@@ -3,12 +3,13 @@
 import base64
 import hashlib
 import struct
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from rocket_client import _endpoints
+from rocket_client._requests import model_path
 from rocket_client._wire import Call
 from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import ReceivedFile, UploadedFile, UploadedModel
@@ -18,6 +19,9 @@ from rocket_core.inspection.files.model_parts import is_weights, list_parts
 # Small enough for a progress that moves, and to be sent again after an interruption.
 _PIECE_BYTES = 2**24
 _LENGTH_BYTES = 8
+# Reading the headers of a large model, and storing a piece elsewhere, may take longer than other requests.
+_JUDGE_SECONDS = 60.0
+_STORE_SECONDS = 120.0
 
 Steps = Generator[Call[Any], Any, UploadedModel]
 """Requests to send in order; each gets the answer to it, and the model is returned in the end."""
@@ -61,15 +65,15 @@ def upload_steps(folder: Path, name: str | None, on_progress: Callable[[UploadPr
     except RocketError as error:
         raise InvalidArgumentError(str(error)) from error
     sizes = {path: (folder / path).stat().st_size for path in paths}
-    model: UploadedModel = yield _endpoints.announce_model(chosen, sizes)
+    model: UploadedModel = yield announce_model(chosen, sizes)
     upload = _Upload(folder, chosen, model, on_progress)
     # Small files first, then the headers: a model that cannot be compressed is refused before its weights are sent.
     for path in paths:
         yield from upload.send(path, _head_bytes(folder / path) if is_weights(path) else sizes[path])
-    yield _endpoints.check_model(chosen)
+    yield check_model(chosen)
     for path in paths:
         yield from upload.send(path, sizes[path])
-    done: UploadedModel = yield _endpoints.get_model(chosen)
+    done: UploadedModel = yield get_model(chosen)
     return done
 
 
@@ -81,6 +85,43 @@ def advance(steps: Steps, answer: object) -> Call[Any] | UploadedModel:
         model = end.value
         assert isinstance(model, UploadedModel)
         return model
+
+
+def announce_model(name: str, sizes: Mapping[str, int]) -> Call[UploadedModel]:
+    """Return the request that announces a model to upload."""
+    files = [{"path": path, "size": size} for path, size in sizes.items()]
+    return Call(method="POST", path="/models", json={"name": name, "files": files}, answer=UploadedModel)
+
+
+def get_model(name: str) -> Call[UploadedModel]:
+    """Return the request for an uploaded model."""
+    return Call(method="GET", path=model_path(name), answer=UploadedModel)
+
+
+def get_file(name: str, path: str) -> Call[UploadedFile]:
+    """Return the request for a file of an uploaded model, with what has arrived of it."""
+    return Call(method="GET", path=model_path(name, "files", quote(path)), answer=UploadedFile)
+
+
+def check_model(name: str) -> Call[UploadedModel]:
+    """Return the request that judges a model by its headers."""
+    return Call(method="POST", path=model_path(name, "check"), read_seconds=_JUDGE_SECONDS, answer=UploadedModel)
+
+
+def save_piece(name: str, path: str, content: bytes, *, start: int, total: int, digest: str) -> Call[ReceivedFile]:
+    """Return the request that appends bytes to a file of a model."""
+    return Call(
+        method="PUT",
+        path=model_path(name, "files", quote(path)),
+        content=content,
+        headers={
+            "Content-Type": "application/octet-stream",
+            "Content-Range": f"bytes {start}-{start + len(content) - 1}/{total}",
+            "Content-Digest": digest,
+        },
+        read_seconds=_STORE_SECONDS,
+        answer=ReceivedFile,
+    )
 
 
 class _Upload:
@@ -104,7 +145,7 @@ class _Upload:
             self._note(path)
             return
         if path in self._unchecked:
-            arrived: UploadedFile = yield _endpoints.get_file(self._name, path)
+            arrived: UploadedFile = yield get_file(self._name, path)
             self._check_arrived(arrived)
             self._unchecked.remove(path)
         with (self._folder / path).open("rb") as stream:
@@ -113,7 +154,7 @@ class _Upload:
                 content = stream.read(min(self._piece_bytes, stop - start))
                 if not content:
                     raise InvalidArgumentError(f"{self._folder / path} became shorter while it was uploaded")
-                received: ReceivedFile = yield _endpoints.save_piece(
+                received: ReceivedFile = yield save_piece(
                     self._name, path, content, start=start, total=self._files[path].size, digest=_digest(content)
                 )
                 start += len(content)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import httpx2
 from pydantic import BaseModel, ValidationError
@@ -21,6 +21,7 @@ from rocket_client.errors import (
 )
 
 Answer = TypeVar("Answer", bound=BaseModel)
+Params: TypeAlias = Mapping[str, str | int | None]
 
 _PROBLEM_TYPE = "application/problem+json"
 _SILENCE_SECONDS = 30.0
@@ -52,7 +53,7 @@ class Request:
 
     method: str
     path: str
-    params: Mapping[str, str | int | None] = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
     json: Any = None
     content: bytes | None = field(default=None, repr=False)
     file: Path | None = None

@@ -7,24 +7,31 @@ from typing import Self
 
 from pydantic import JsonValue
 
-from rocket_client import _endpoints
-from rocket_client._account import AsyncAccount
+from rocket_client._account import Account
+from rocket_client._connections import AsyncConnections, Connections
 from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key, noop
-from rocket_client._download import choose_artifacts, fetch_artifacts_async, nothing_to_download
-from rocket_client._download_state import DownloadedFile, DownloadProgress, DownloadRequest
-from rocket_client._events import follow_events_async
-from rocket_client._later_work import AsyncLaterWork
-from rocket_client._paths import job_path, target
-from rocket_client._transport import AsyncTransport
-from rocket_client._wire import RetryNotice
+from rocket_client._download import (
+    DownloadedFile,
+    DownloadProgress,
+    choose_artifacts,
+    fetch_artifacts,
+    nothing_to_download,
+)
+from rocket_client._events import follow_events
+from rocket_client._later_work import LaterWork
+from rocket_client._requests import job_path, prediction_target, profile_path, request_body, target, token_header
+from rocket_client._transport import Transport
+from rocket_client._wire import Call, RetryNotice, Wire
 from rocket_client.models import (
     Artifact,
+    ArtifactList,
     Estimate,
     Event,
     Frontier,
     Job,
     JobPage,
     Layer,
+    LayerList,
     PredictedAllocation,
     Profile,
     ProfilePage,
@@ -32,8 +39,11 @@ from rocket_client.models import (
 )
 from rocket_core.report.schema import CompressionReport
 
+# Page size for iterating over all resources.
+_PAGE = 100
 
-class AsyncRocket(AsyncAccount, AsyncLaterWork):
+
+class AsyncRocket(Account, LaterWork):
     """A client of the service for asyncio: the methods of `Rocket` as coroutines, with the same arguments.
 
     Retries, errors and results are the same too; `events` and `iterate_jobs` are asynchronous iterators. Many calls may
@@ -56,6 +66,8 @@ class AsyncRocket(AsyncAccount, AsyncLaterWork):
         InvalidArgumentError: the address or the key is not valid.
     """
 
+    _connections: type[Connections] = AsyncConnections
+
     def __init__(
         self,
         server: str | None = None,
@@ -65,16 +77,17 @@ class AsyncRocket(AsyncAccount, AsyncLaterWork):
         on_retry: Callable[[RetryNotice], None] = noop,
     ) -> None:
         address, key = address_and_key(server, api_key)
-        self._transport = AsyncTransport(address, patience=patience, on_retry=on_retry, api_key=key)
+        wire = Wire(address, patience=patience, on_retry=on_retry, api_key=key)
+        self._transport = Transport(wire, self._connections(wire.options))
 
     @property
     def server(self) -> str:
         """The server's address."""
-        return self._transport.server
+        return self._transport.wire.server
 
     async def close(self) -> None:
-        """See `Rocket.close`."""
-        await self._transport.close()
+        """Close all connections."""
+        await self._transport.connections.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,18 +114,34 @@ class AsyncRocket(AsyncAccount, AsyncLaterWork):
         idempotency_key: str | None = None,
         hub_token: str | None = None,
     ) -> Job:
-        """See `Rocket.submit`."""
-        settings: dict[str, object] = {
-            "revision": revision,
-            "calibration": calibration,
-            "evaluate": evaluate,
-            "benchmark": benchmark,
-            "options": options,
-            "metadata": metadata,
-            "queue": queue,
-        } | target(ratio, target_bytes, bits, options)
-        call = _endpoints.submit(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
-        return await self._transport.call(call)
+        """Submit a compression job; omitted arguments take the server's defaults.
+
+        Args:
+            model_id: `namespace/name` on the Hub, or `local/NAME` from `models`.
+            ratio: fraction of the compressible parameters to remove, [0, 1).
+            target_bytes: most bytes that the artifact for the engine may take, instead of a ratio.
+            bits: most bits per weight that the compressible layers may take, (0, 16], instead of a ratio.
+            revision: branch, tag or commit of a repository on the Hub.
+            calibration: `dataset`, `samples`, `sequence_length`, `seed`.
+            evaluate: how to compare the result with the dense model: `dataset`, `samples`, `sequence_length`,
+                `stride`, `tasks`, `task_items`, `prompts`, `answer_tokens`; empty takes all defaults, None skips the
+                comparison.
+            benchmark: whether to measure speed and memory of the original and of each artifact.
+            options: settings of the method, such as `objective`, `ignore` and `export`.
+            metadata: your own labels.
+            queue: queue of the job, `cpu` or `gpu`.
+            idempotency_key: a second request with the same key returns the job of the first; None generates a key, so
+                that a request whose answer is lost does not create a second job.
+            hub_token: a token of the Hugging Face Hub, for private repositories; deleted when the job ends.
+
+        Raises:
+            InvalidArgumentError: not exactly one of ratio, target_bytes and bits is given, or it is not a number.
+            ProblemError: the server refuses the request.
+        """
+        settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
+        settings |= {"benchmark": benchmark, "options": options, "metadata": metadata, "queue": queue}
+        settings |= target(ratio, target_bytes, bits, options)
+        return await self._transport.create_job("/jobs", request_body(model_id, settings), idempotency_key, hub_token)
 
     async def profile(
         self,
@@ -126,16 +155,15 @@ class AsyncRocket(AsyncAccount, AsyncLaterWork):
         idempotency_key: str | None = None,
         hub_token: str | None = None,
     ) -> Job:
-        """See `Rocket.profile`."""
-        settings = {
-            "revision": revision,
-            "calibration": calibration,
-            "options": options,
-            "metadata": metadata,
-            "queue": queue,
-        }
-        call = _endpoints.profile(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
-        return await self._transport.call(call)
+        """Submit a job that only profiles a model: its `profile_id` then gives predictions for any ratio.
+
+        A later `submit` with the same model, calibration and options reuses the profile. Arguments and errors are those
+        of `submit`.
+        """
+        settings: dict[str, object] = {"revision": revision, "calibration": calibration, "options": options}
+        settings |= {"metadata": metadata, "queue": queue}
+        body = request_body(model_id, settings)
+        return await self._transport.create_job("/profiles", body, idempotency_key, hub_token)
 
     async def estimate(
         self,
@@ -151,14 +179,15 @@ class AsyncRocket(AsyncAccount, AsyncLaterWork):
         options: Mapping[str, JsonValue] | None = None,
         hub_token: str | None = None,
     ) -> Estimate:
-        """See `Rocket.estimate`."""
+        """Return what a job would take, without creating it; arguments and errors are those of `submit`."""
         settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
         settings |= {"benchmark": benchmark, "options": options} | target(ratio, target_bytes, bits, options)
-        return await self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
+        body, headers = request_body(model_id, settings), token_header(hub_token)
+        return await self._transport.post(Estimate, "/estimates", body, headers=headers)
 
     async def get_job(self, job_id: str) -> Job:
-        """See `Rocket.get_job`."""
-        return await self._transport.call(_endpoints.get_job(job_id))
+        """Return the current state of a job."""
+        return await self._transport.get(Job, job_path(job_id))
 
     async def wait(
         self,
@@ -167,10 +196,16 @@ class AsyncRocket(AsyncAccount, AsyncLaterWork):
         patience: float = LASTING_PATIENCE,
         on_news: Callable[[Event | Progress], None] = noop,
     ) -> Job:
-        """See `Rocket.wait`."""
+        """Wait until a job has ended, also while the server restarts, and return it.
+
+        Args:
+            job_id: the job.
+            patience: seconds without an answer from the server before giving up.
+            on_news: called with everything that `events` yields.
+        """
         async for news in self.events(job_id, patience=patience):
             on_news(news)
-        return await self._transport.call(_endpoints.get_job(job_id), patience=patience)
+        return await self._transport.call(Call(method="GET", path=job_path(job_id), answer=Job), patience=patience)
 
     async def list_jobs(
         self,
@@ -180,16 +215,24 @@ class AsyncRocket(AsyncAccount, AsyncLaterWork):
         after: str | None = None,
         limit: int = 20,
     ) -> JobPage:
-        """See `Rocket.list_jobs`."""
-        call = _endpoints.list_jobs(status=status, metadata=metadata, after=after, limit=limit)
-        return await self._transport.call(call)
+        """Return a page of jobs, newest first.
+
+        Args:
+            status: only jobs with this status.
+            metadata: only jobs with all of these labels.
+            after: id of the last job already seen.
+            limit: most jobs to return, 1 to 100.
+        """
+        labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+        params = {"status": status, "after": after, "limit": limit, **labels}
+        return await self._transport.get(JobPage, "/jobs", params)
 
     async def iterate_jobs(
         self, *, status: str | None = None, metadata: Mapping[str, str] | None = None, after: str | None = None
     ) -> AsyncIterator[Job]:
-        """See `Rocket.iterate_jobs`."""
+        """Yield all jobs, newest first, fetched page by page; arguments are those of `list_jobs`."""
         while True:
-            page = await self.list_jobs(status=status, metadata=metadata, after=after, limit=_endpoints.PAGE)
+            page = await self.list_jobs(status=status, metadata=metadata, after=after, limit=_PAGE)
             for job in page.data:
                 yield job
             if not page.has_more or page.last_id is None:
@@ -197,39 +240,53 @@ class AsyncRocket(AsyncAccount, AsyncLaterWork):
             after = page.last_id
 
     async def cancel(self, job_id: str) -> Job:
-        """See `Rocket.cancel`."""
-        return await self._transport.call(_endpoints.cancel(job_id))
+        """Cancel a job: immediately if it is queued, as soon as its worker notices if it is running (`cancelling`)."""
+        return await self._transport.post(Job, job_path(job_id, "cancel"))
 
     async def retry(self, job_id: str, *, hub_token: str | None = None) -> Job:
-        """See `Rocket.retry`."""
-        return await self._transport.call(_endpoints.retry(job_id, hub_token=hub_token))
+        """Retry a job that failed or was cancelled, as a new job that resumes from its checkpoints.
+
+        Args:
+            job_id: the job.
+            hub_token: as in `submit`; the job's own token was deleted when it ended.
+        """
+        return await self._transport.post(Job, job_path(job_id, "retry"), headers=token_header(hub_token))
 
     async def delete(self, job_id: str) -> None:
-        """See `Rocket.delete`."""
-        await self._transport.send(_endpoints.delete(job_id))
+        """Delete a job that has ended, with its artifacts."""
+        await self._transport.delete(job_path(job_id))
 
     def events(
         self, job_id: str, *, after: int = 0, patience: float = LASTING_PATIENCE
     ) -> AsyncIterator[Event | Progress]:
-        """See `Rocket.events`."""
+        """Follow a job until it ends, also while the server restarts.
+
+        Args:
+            job_id: the job.
+            after: number of the last event already seen.
+            patience: seconds without an answer from the server before giving up.
+
+        Yields:
+            Events, each once and in order, and the progress whenever it changes.
+        """
         path = job_path(job_id, "events")
-        return follow_events_async(self._transport, path, after=after, patience=patience)
+        return follow_events(self._transport, path, after=after, patience=patience)
 
     async def layers(self, job_id: str) -> tuple[Layer, ...]:
-        """See `Rocket.layers`."""
-        return (await self._transport.call(_endpoints.layers(job_id))).data
+        """Return the layers profiled so far, in the order of the model."""
+        return (await self._transport.get(LayerList, job_path(job_id, "layers"))).data
 
     async def list_profiles(self, *, after: str | None = None, limit: int = 20) -> ProfilePage:
-        """See `Rocket.list_profiles`."""
-        return await self._transport.call(_endpoints.list_profiles(after=after, limit=limit))
+        """Return a page of at most `limit` profiles, newest first, from the one after `after`."""
+        return await self._transport.get(ProfilePage, "/profiles", {"after": after, "limit": limit})
 
     async def get_profile(self, profile_id: str) -> Profile:
-        """See `Rocket.get_profile`."""
-        return await self._transport.call(_endpoints.get_profile(profile_id))
+        """Return a profile; a job's profile has the id `Job.profile_id`."""
+        return await self._transport.get(Profile, profile_path(profile_id))
 
     async def frontier(self, profile_id: str) -> Frontier:
-        """See `Rocket.frontier`."""
-        return await self._transport.call(_endpoints.frontier(profile_id))
+        """Return size and predicted error of a profiled model at every hundredth up to the largest reachable ratio."""
+        return await self._transport.get(Frontier, profile_path(profile_id, "frontier"))
 
     async def allocate(
         self,
@@ -240,21 +297,33 @@ class AsyncRocket(AsyncAccount, AsyncLaterWork):
         bits: float | None = None,
         error: float | None = None,
     ) -> PredictedAllocation:
-        """See `Rocket.allocate`."""
-        call = _endpoints.allocate(profile_id, ratio=ratio, model_bytes=model_bytes, bits=bits, error=error)
-        return await self._transport.call(call)
+        """Predict the allocation for exactly one of ratio, model_bytes, bits and error, without creating a job.
+
+        Args:
+            profile_id: the profile.
+            ratio: fraction to remove, [0, 1).
+            model_bytes: most bytes that all weights may take.
+            bits: most bits per weight that the compressible layers may take, (0, 16].
+            error: upper bound on the predicted error.
+
+        Raises:
+            InvalidArgumentError: not exactly one of them is given, or it is not a number.
+            ProblemError: no choice of candidates reaches the target.
+        """
+        body = prediction_target({"ratio": ratio, "model_bytes": model_bytes, "bits": bits, "error": error})
+        return await self._transport.post(PredictedAllocation, profile_path(profile_id, "allocations"), body)
 
     async def delete_profile(self, profile_id: str) -> None:
-        """See `Rocket.delete_profile`."""
-        await self._transport.send(_endpoints.delete_profile(profile_id))
+        """Delete a profile; the jobs that created or used it are kept."""
+        await self._transport.delete(profile_path(profile_id))
 
     async def report(self, job_id: str) -> CompressionReport:
-        """See `Rocket.report`."""
-        return await self._transport.call(_endpoints.report(job_id))
+        """Return the report of a job that has succeeded."""
+        return await self._transport.get(CompressionReport, job_path(job_id, "report"))
 
     async def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
-        """See `Rocket.artifacts`."""
-        return (await self._transport.call(_endpoints.artifacts(job_id))).data
+        """Return the artifacts of a job; empty unless it has succeeded."""
+        return (await self._transport.get(ArtifactList, job_path(job_id, "artifacts"))).data
 
     async def download(
         self,
@@ -265,15 +334,24 @@ class AsyncRocket(AsyncAccount, AsyncLaterWork):
         patience: float = LASTING_PATIENCE,
         on_progress: Callable[[DownloadProgress], None] = noop,
     ) -> list[DownloadedFile]:
-        """See `Rocket.download`."""
+        """Download the artifacts of a job into a folder; called again, it resumes.
+
+        Args:
+            job_id: a job that has succeeded.
+            folder: target folder; created if necessary.
+            exports: only these exports (such as `factored`), and the files outside of any export; empty takes all.
+            patience: seconds without a byte before giving up.
+            on_progress: called after each chunk.
+
+        Returns:
+            The files, each verified by its hash.
+
+        Raises:
+            DownloadError: the artifacts do not exist, do not fit on the disk or are not what the server announced.
+            OSError: a file cannot be written.
+        """
         artifacts = await self.artifacts(job_id)
         if not artifacts:
             raise nothing_to_download(await self.get_job(job_id))
-        request = DownloadRequest(
-            path=job_path(job_id, "artifacts"),
-            artifacts=choose_artifacts(job_id, artifacts, exports),
-            folder=folder,
-            patience=patience,
-            on_progress=on_progress,
-        )
-        return await fetch_artifacts_async(self._transport, request)
+        path, chosen = job_path(job_id, "artifacts"), choose_artifacts(job_id, artifacts, exports)
+        return await fetch_artifacts(self._transport, path, chosen, folder, patience=patience, on_progress=on_progress)

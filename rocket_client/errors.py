@@ -23,15 +23,13 @@ ClientError
 Messages say what is wrong, where, and what to do. `code` is stable, for programs.
 """
 
-from typing import ClassVar
-
-from rocket_client._exit_codes import ExitCode
+from rocket_core.errors import CodedError, ExitCode
 
 # Statuses after which the same request may succeed: too many requests, and service unavailable.
 _RETRYABLE_STATUSES = frozenset({429, 503})
 
 
-class ClientError(Exception):
+class ClientError(CodedError, code="client_error"):
     """Base class of the client's errors.
 
     Attributes:
@@ -41,20 +39,14 @@ class ClientError(Exception):
         retry_after: seconds after which the server asks for a retry; None if it does not say.
     """
 
-    code: str = "client_error"
-    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
-    retryable: bool = False
     retry_after: float | None = None
 
 
-class InvalidArgumentError(ClientError):
+class InvalidArgumentError(ClientError, code="invalid_argument", exit_code=ExitCode.INVALID):
     """An argument is not valid; nothing was sent."""
 
-    code = "invalid_argument"
-    exit_code = ExitCode.INVALID
 
-
-class ServerUnreachableError(ClientError):
+class ServerUnreachableError(ClientError, code="server_unreachable", retryable=True):
     """The server does not answer.
 
     Attributes:
@@ -62,10 +54,6 @@ class ServerUnreachableError(ClientError):
         reason: the network's error message.
         may_have_arrived: whether the server may have processed the request nevertheless.
     """
-
-    code = "server_unreachable"
-    exit_code = ExitCode.TEMPORARY
-    retryable = True
 
     def __init__(self, server: str, reason: str, *, may_have_arrived: bool) -> None:
         super().__init__(
@@ -77,10 +65,8 @@ class ServerUnreachableError(ClientError):
         self.may_have_arrived = may_have_arrived
 
 
-class StoreUnreachableError(ServerUnreachableError):
+class StoreUnreachableError(ServerUnreachableError, code="store_unreachable"):
     """The store that the server redirects to does not serve a file."""
-
-    code = "store_unreachable"
 
     def __init__(self, store: str, reason: str, *, retryable: bool = True) -> None:
         super().__init__(store, reason, may_have_arrived=True)
@@ -92,11 +78,8 @@ class StoreUnreachableError(ServerUnreachableError):
         )
 
 
-class UnexpectedAnswerError(ClientError):
+class UnexpectedAnswerError(ClientError, code="unexpected_answer", exit_code=ExitCode.INVALID):
     """The answer is not from a Rocket server that this client understands."""
-
-    code = "unexpected_answer"
-    exit_code = ExitCode.INVALID
 
     def __init__(self, server: str, description: str) -> None:
         super().__init__(
@@ -147,91 +130,53 @@ class ProblemError(ClientError):
         )
 
 
-class DetachedError(ClientError):
+class DetachedError(ClientError, code="detached", exit_code=ExitCode.INTERRUPTED):
     """The user stopped watching a job, which continues."""
 
-    code = "detached"
-    exit_code = ExitCode.INTERRUPTED
 
-
-class DownloadError(ClientError):
+class DownloadError(ClientError, code="download_failed", exit_code=ExitCode.SAVED_STATE):
     """Artifacts cannot be downloaded."""
 
-    code = "download_failed"
-    exit_code = ExitCode.SAVED_STATE
 
-
-class NothingToDownloadError(DownloadError):
+class NothingToDownloadError(DownloadError, code="nothing_to_download", exit_code=ExitCode.CONFLICT):
     """The job has no such artifacts."""
 
-    code = "nothing_to_download"
-    exit_code = ExitCode.CONFLICT
 
-
-class UnsafeNameError(DownloadError):
+class UnsafeNameError(DownloadError, code="unsafe_artifact_name"):
     """An artifact's name leads out of the folder, or two names lead to one file."""
 
-    code = "unsafe_artifact_name"
 
-
-class FolderBusyError(DownloadError):
+class FolderBusyError(DownloadError, code="download_folder_busy", retryable=True):
     """Another download writes to the folder."""
 
-    code = "download_folder_busy"
-    exit_code = ExitCode.TEMPORARY
-    retryable = True
 
-
-class NotEnoughDiskError(DownloadError):
+class NotEnoughDiskError(DownloadError, code="insufficient_disk", exit_code=ExitCode.MACHINE_TOO_SMALL):
     """The artifacts do not fit on the disk."""
 
-    code = "insufficient_disk"
-    exit_code = ExitCode.MACHINE_TOO_SMALL
 
-
-class DigestMismatchError(DownloadError):
+class DigestMismatchError(DownloadError, code="digest_mismatch"):
     """A downloaded file is not what the server announced."""
 
-    code = "digest_mismatch"
 
-
-class PushError(ClientError):
+class PushError(ClientError, code="push_failed", exit_code=ExitCode.INVALID):
     """An export cannot be pushed to the Hugging Face Hub."""
 
-    code = "push_failed"
-    exit_code = ExitCode.INVALID
 
-
-class HubTokenError(PushError):
+class HubTokenError(PushError, code="hub_token_invalid", exit_code=ExitCode.NOT_ALLOWED):
     """The Hub's token is missing or unknown."""
 
-    code = "hub_token_invalid"
-    exit_code = ExitCode.NOT_ALLOWED
 
-
-class HubForbiddenError(PushError):
+class HubForbiddenError(PushError, code="hub_forbidden", exit_code=ExitCode.NOT_ALLOWED):
     """The token may not write to the repository."""
 
-    code = "hub_forbidden"
-    exit_code = ExitCode.NOT_ALLOWED
 
-
-class HubUnreachableError(PushError):
+class HubUnreachableError(PushError, code="hub_unreachable", retryable=True):
     """The Hub does not answer, or is busy."""
 
-    code = "hub_unreachable"
-    exit_code = ExitCode.TEMPORARY
-    retryable = True
 
-
-class PublicRepositoryError(PushError):
+class PublicRepositoryError(PushError, code="repository_is_public", exit_code=ExitCode.CONFLICT):
     """The repository should be private, but is public."""
 
-    code = "repository_is_public"
-    exit_code = ExitCode.CONFLICT
 
-
-class HubRefusesError(PushError):
+class HubRefusesError(PushError, code="hub_refuses"):
     """The Hub refuses for another reason."""
-
-    code = "hub_refuses"

@@ -7,15 +7,14 @@ does not have are uploaded, and they appear in the repository in one commit or n
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from huggingface_hub import get_token
 
 from rocket_client._defaults import noop
-from rocket_client._download import choose_artifacts, nothing_to_download
-from rocket_client._download_state import DownloadedFile, DownloadProgress
-from rocket_client._paths import job_path
+from rocket_client._download import DownloadedFile, DownloadProgress, choose_artifacts, nothing_to_download
+from rocket_client._requests import job_path
 from rocket_client.client import Rocket
 from rocket_client.errors import (
     ClientError,
@@ -137,15 +136,7 @@ def push_export(
             [(file.artifact.name.removeprefix(f"{chosen}/"), file.path) for file in inner],
             destination.message or _message(job, chosen),
         )
-    return PushedExport(
-        repository=pushed.repository,
-        url=pushed.url,
-        revision=destination.revision,
-        commit=pushed.commit,
-        is_new=pushed.is_new,
-        export=chosen,
-        files=inner,
-    )
+    return PushedExport(**asdict(pushed), revision=destination.revision, export=chosen, files=inner)
 
 
 def default_folder(job_id: str) -> Path:

@@ -5,13 +5,15 @@ answers from the models whose members are the same on both sides: this module im
 """
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from rocket_core.report.push import PushReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
+
+Item = TypeVar("Item", bound=BaseModel)
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -20,6 +22,22 @@ class Resource(FrozenModel):
     """Base class of all resources."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+class Listing(Resource, Generic[Item]):
+    """Some resources of one kind."""
+
+    data: tuple[Item, ...]
+    """the resources."""
+
+
+class Page(Listing[Item], Generic[Item]):
+    """Some resources of one kind, newest first."""
+
+    has_more: bool
+    """whether there are older ones."""
+    last_id: str | None = None
+    """id to pass as `after` for the next page."""
 
 
 class Calibration(Resource):
@@ -182,16 +200,12 @@ class LaterEvaluation(Resource):
     """its result; None before it has one."""
 
 
-class EvaluationList(Resource):
+class EvaluationList(Listing[LaterEvaluation]):
     """The latest evaluations of a job's artifact, newest first."""
 
-    data: tuple[LaterEvaluation, ...]
 
-
-class ExportList(Resource):
+class ExportList(Listing[Job]):
     """The latest jobs that write the result of a job in other formats, newest first."""
-
-    data: tuple[Job, ...]
 
 
 class LaterPush(Resource):
@@ -203,21 +217,12 @@ class LaterPush(Resource):
     """its result; None before it has one."""
 
 
-class PushList(Resource):
+class PushList(Listing[LaterPush]):
     """The latest pushes of a job's files to the Hub, newest first."""
 
-    data: tuple[LaterPush, ...]
 
-
-class JobPage(Resource):
+class JobPage(Page[Job]):
     """Some jobs, newest first."""
-
-    data: tuple[Job, ...]
-    """the jobs."""
-    has_more: bool
-    """whether there are older ones."""
-    last_id: str | None = None
-    """id to pass as `after` for the next page."""
 
 
 class Event(Resource):
@@ -302,10 +307,8 @@ class Layer(Resource):
     """the chosen candidate; None before the allocation."""
 
 
-class LayerList(Resource):
+class LayerList(Listing[Layer]):
     """All layers profiled so far, in the order of the model."""
-
-    data: tuple[Layer, ...]
 
 
 class Artifact(Resource):
@@ -323,10 +326,8 @@ class Artifact(Resource):
     """when it is deleted."""
 
 
-class ArtifactList(Resource):
+class ArtifactList(Listing[Artifact]):
     """All files of a job."""
-
-    data: tuple[Artifact, ...]
 
 
 class Upload(Resource):
@@ -416,10 +417,8 @@ class NamedModel(Named):
     """why no job can use it yet, and what to do; None if jobs can."""
 
 
-class NamedModelList(Resource):
+class NamedModelList(Listing[NamedModel]):
     """All models that the server offers by name."""
-
-    data: tuple[NamedModel, ...]
 
 
 class UploadedPiece(Resource):
@@ -470,10 +469,8 @@ class UploadedModel(Resource):
     """its files, by path."""
 
 
-class NamedList(Resource):
+class NamedList(Listing[Named]):
     """Everything of one kind that the server offers by name."""
-
-    data: tuple[Named, ...]
 
 
 class Webhook(Resource):
@@ -522,10 +519,8 @@ class WebhookDetails(Webhook):
     """at most 20, newest first."""
 
 
-class WebhookList(Resource):
+class WebhookList(Listing[Webhook]):
     """All webhooks."""
-
-    data: tuple[Webhook, ...]
 
 
 class Profile(Resource):
@@ -549,15 +544,8 @@ class Profile(Resource):
     """when a job last created or used it."""
 
 
-class ProfilePage(Resource):
+class ProfilePage(Page[Profile]):
     """Some profiles, newest first."""
-
-    data: tuple[Profile, ...]
-    """the profiles."""
-    has_more: bool
-    """whether there are older ones."""
-    last_id: str | None = None
-    """id to pass as `after` for the next page."""
 
 
 class Size(Resource):

@@ -1,6 +1,6 @@
 """Errors as RFC 9457 problem documents.
 
-The only module that knows the HTTP statuses of errors. No document repeats what was sent.
+No document repeats what was sent.
 """
 
 import logging
@@ -28,47 +28,6 @@ from rocket_core import errors as core_errors
 
 PROBLEM_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 5
-
-STATUSES: dict[type[Exception], HTTPStatus] = {
-    errors.AppError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    errors.InvalidSettingsError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    errors.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    errors.IdempotencyKeyReusedError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    errors.NotFoundError: HTTPStatus.NOT_FOUND,
-    errors.JobNotFoundError: HTTPStatus.NOT_FOUND,
-    errors.ArtifactNotFoundError: HTTPStatus.NOT_FOUND,
-    errors.ProfileNotFoundError: HTTPStatus.NOT_FOUND,
-    errors.ArtifactExpiredError: HTTPStatus.GONE,
-    errors.ConflictError: HTTPStatus.CONFLICT,
-    errors.ReportNotReadyError: HTTPStatus.CONFLICT,
-    errors.FencedOutError: HTTPStatus.CONFLICT,
-    errors.ModelConflictError: HTTPStatus.CONFLICT,
-    errors.ModelNotReadyError: HTTPStatus.CONFLICT,
-    errors.UploadNotFoundError: HTTPStatus.NOT_FOUND,
-    errors.UploadedModelNotFoundError: HTTPStatus.NOT_FOUND,
-    errors.WebhookNotFoundError: HTTPStatus.NOT_FOUND,
-    errors.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
-    errors.PermissionDeniedError: HTTPStatus.FORBIDDEN,
-    errors.QuotaExceededError: HTTPStatus.TOO_MANY_REQUESTS,
-    errors.RateLimitedError: HTTPStatus.TOO_MANY_REQUESTS,
-    errors.BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.OverQuotaError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    errors.TooManyStreamsError: HTTPStatus.TOO_MANY_REQUESTS,
-    errors.TooManyUploadsError: HTTPStatus.TOO_MANY_REQUESTS,
-    errors.StorageError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    errors.DiskFullError: HTTPStatus.INSUFFICIENT_STORAGE,
-    errors.StorageUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.DataFolderLockedError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.QueueError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.WorkerLostError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    errors.JobStalledError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    # Requests raise only those library errors that are about their content; the rest end jobs.
-    core_errors.RocketError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    core_errors.HubUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-    core_errors.WorkFolderBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
-    core_errors.HubCacheBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
-}
 
 # Errors whose own message is for the operator, as it contains paths of this machine: what the client gets instead.
 _FAILURES: dict[type[Exception], str] = {
@@ -150,9 +109,12 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_unknown_error)
 
 
-def status_of(kind: type[Exception]) -> HTTPStatus:
-    """Return the status of an error's class, or of its nearest base class."""
-    return next(STATUSES[parent] for parent in kind.__mro__ if parent in STATUSES)
+def status_of(kind: type[errors.AppError | core_errors.RocketError]) -> HTTPStatus:
+    """Return the status of an error's class."""
+    if issubclass(kind, errors.AppError):
+        return kind.status
+    # Requests raise only those library errors that are about their content; the rest end jobs.
+    return HTTPStatus.SERVICE_UNAVAILABLE if kind.retryable else HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 def problem(

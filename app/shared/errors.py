@@ -35,239 +35,181 @@ AppError
 └── JobStalledError                 a job's process was running but made no progress
 
 A message says what is wrong, where, and what to do. `code` is stable: it is stored with a job and returned by the API.
-The HTTP status of each class is in `app/api/problems.py`, nowhere else.
+A class without an HTTP status has that of its base class.
 """
 
 import errno
-from typing import ClassVar
+from http import HTTPStatus
+
+from rocket_core.errors import CodedError
+
+_RETRYABLE_STATUSES = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
-class AppError(Exception):
-    """Base of all errors of the service."""
+class AppError(CodedError, code="app_error"):
+    """Base of all errors of the service.
 
-    code: ClassVar[str] = "app_error"
-    retryable: ClassVar[bool] = False
+    Attributes:
+        status: HTTP status of an answer with the error.
+    """
+
+    status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
+
+    def __init_subclass__(cls, *, code: str | None = None, status: HTTPStatus | None = None) -> None:
+        super().__init_subclass__(code=code, retryable=status in _RETRYABLE_STATUSES)
+        cls.status = status or cls.status
 
 
-class InvalidSettingsError(AppError):
+class InvalidSettingsError(AppError, code="invalid_settings"):
     """An environment variable is unknown, out of range or contradicts another."""
 
-    code = "invalid_settings"
 
-
-class InvalidRequestError(AppError):
+class InvalidRequestError(AppError, code="invalid_request", status=HTTPStatus.UNPROCESSABLE_ENTITY):
     """The request can never be accepted as it is.
 
     Attributes:
         param: the invalid member of the request, dotted; None if it is the whole request.
     """
 
-    code = "invalid_request"
-
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
 
 
-class IdempotencyKeyReusedError(InvalidRequestError):
+class IdempotencyKeyReusedError(InvalidRequestError, code="idempotency_key_reused"):
     """The idempotency key was already used with another request."""
 
-    code = "idempotency_key_reused"
 
-
-class NotFoundError(AppError):
+class NotFoundError(AppError, code="not_found", status=HTTPStatus.NOT_FOUND):
     """The requested object does not exist, or belongs to another caller."""
 
-    code = "not_found"
 
-
-class JobNotFoundError(NotFoundError):
+class JobNotFoundError(NotFoundError, code="job_not_found"):
     """The caller has no job with this id."""
 
-    code = "job_not_found"
 
-
-class ArtifactNotFoundError(NotFoundError):
+class ArtifactNotFoundError(NotFoundError, code="artifact_not_found"):
     """The job has no artifact with this name."""
 
-    code = "artifact_not_found"
 
-
-class UploadNotFoundError(NotFoundError):
+class UploadNotFoundError(NotFoundError, code="upload_not_found"):
     """The caller has no calibration file with this id."""
 
-    code = "upload_not_found"
 
-
-class UploadedModelNotFoundError(NotFoundError):
+class UploadedModelNotFoundError(NotFoundError, code="model_upload_not_found"):
     """The caller has uploaded no model with this name, or announced no such file."""
 
-    code = "model_upload_not_found"
 
-
-class WebhookNotFoundError(NotFoundError):
+class WebhookNotFoundError(NotFoundError, code="webhook_not_found"):
     """The caller has no webhook with this id."""
 
-    code = "webhook_not_found"
 
-
-class ProfileNotFoundError(NotFoundError):
+class ProfileNotFoundError(NotFoundError, code="profile_not_found"):
     """The caller has no profile with this id."""
 
-    code = "profile_not_found"
 
-
-class ArtifactExpiredError(AppError):
+class ArtifactExpiredError(AppError, code="artifact_expired", status=HTTPStatus.GONE):
     """The artifact was deleted because its retention time is over."""
 
-    code = "artifact_expired"
 
-
-class ConflictError(AppError):
+class ConflictError(AppError, code="job_state_conflict", status=HTTPStatus.CONFLICT):
     """The status of the job does not allow this."""
 
-    code = "job_state_conflict"
 
-
-class ModelConflictError(ConflictError):
+class ModelConflictError(ConflictError, code="model_upload_conflict"):
     """The upload of a model continues elsewhere, or its name is taken by another model."""
 
-    code = "model_upload_conflict"
 
-
-class ModelNotReadyError(ConflictError):
+class ModelNotReadyError(ConflictError, code="model_not_ready"):
     """The upload of the model is not complete."""
 
-    code = "model_not_ready"
 
-
-class ReportNotReadyError(ConflictError):
+class ReportNotReadyError(ConflictError, code="report_not_ready"):
     """Only a job that has succeeded has a report."""
 
-    code = "report_not_ready"
 
-
-class FencedOutError(ConflictError):
+class FencedOutError(ConflictError, code="fenced_out"):
     """A worker tried to write to a job that was taken from it; it must stop at once."""
 
-    code = "fenced_out"
 
-
-class UnauthenticatedError(AppError):
+class UnauthenticatedError(AppError, code="unauthenticated", status=HTTPStatus.UNAUTHORIZED):
     """The caller's API key is missing or not valid."""
 
-    code = "unauthenticated"
 
-
-class PermissionDeniedError(AppError):
+class PermissionDeniedError(AppError, code="permission_denied", status=HTTPStatus.FORBIDDEN):
     """The caller may not do this."""
 
-    code = "permission_denied"
 
-
-class QuotaExceededError(AppError):
+class QuotaExceededError(AppError, code="quota_exceeded", status=HTTPStatus.TOO_MANY_REQUESTS):
     """The caller's quota is used up."""
 
-    code = "quota_exceeded"
-    retryable = True
 
-
-class RateLimitedError(QuotaExceededError):
+class RateLimitedError(QuotaExceededError, code="rate_limited"):
     """The caller exceeds the rate limit.
 
     Attributes:
         retry_after: seconds after which the next request is accepted.
     """
 
-    code = "rate_limited"
-
     def __init__(self, message: str, *, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
-class TooManyStreamsError(QuotaExceededError):
+class TooManyStreamsError(QuotaExceededError, code="too_many_streams"):
     """All event streams of this process, or of the caller's tenant, are in use."""
 
-    code = "too_many_streams"
 
-
-class BusyError(AppError):
+class BusyError(AppError, code="busy", status=HTTPStatus.SERVICE_UNAVAILABLE):
     """This process has no capacity for the request now; the same request may succeed later."""
 
-    code = "busy"
-    retryable = True
 
-
-class TooManyUploadsError(QuotaExceededError):
+class TooManyUploadsError(QuotaExceededError, code="too_many_uploads"):
     """The limit on concurrent uploads, per tenant or in total, is reached."""
 
-    code = "too_many_uploads"
 
-
-class OverQuotaError(AppError):
+class OverQuotaError(AppError, code="over_quota", status=HTTPStatus.UNPROCESSABLE_ENTITY):
     """The request exceeds what the caller may ever have.
 
     Attributes:
         param: the member of the request that exceeds the limit; None if it is the whole request.
     """
 
-    code = "over_quota"
-
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
 
 
-class StorageError(AppError):
+class StorageError(AppError, code="storage_error"):
     """Files of the service cannot be written or read."""
 
-    code = "storage_error"
 
-
-class DiskFullError(StorageError):
+class DiskFullError(StorageError, code="disk_full", status=HTTPStatus.INSUFFICIENT_STORAGE):
     """The disk where the service stores its files is full."""
 
-    code = "disk_full"
 
-
-class StorageUnavailableError(StorageError):
+class StorageUnavailableError(StorageError, code="storage_unavailable", status=HTTPStatus.SERVICE_UNAVAILABLE):
     """The artifact store does not answer; the same request may succeed later."""
 
-    code = "storage_unavailable"
-    retryable = True
 
-
-class DataFolderLockedError(StorageError):
+class DataFolderLockedError(StorageError, code="data_folder_locked"):
     """Another running service owns this data folder."""
 
-    code = "data_folder_locked"
 
-
-class DatabaseUnavailableError(AppError):
+class DatabaseUnavailableError(AppError, code="database_unavailable", status=HTTPStatus.SERVICE_UNAVAILABLE):
     """The database does not answer; the same request may succeed later."""
 
-    code = "database_unavailable"
-    retryable = True
 
-
-class QueueError(AppError):
+class QueueError(AppError, code="queue_unavailable", status=HTTPStatus.SERVICE_UNAVAILABLE):
     """The broker does not answer; meanwhile, workers find jobs by polling the database."""
 
-    code = "queue_unavailable"
-    retryable = True
 
-
-class WorkerLostError(AppError):
+class WorkerLostError(AppError, code="worker_lost"):
     """The worker stopped reporting in every attempt at the job."""
 
-    code = "worker_lost"
 
-
-class JobStalledError(AppError):
+class JobStalledError(AppError, code="job_stalled"):
     """A job's process was running but made no progress."""
-
-    code = "job_stalled"
 
 
 def is_disk_full(error: OSError) -> bool:

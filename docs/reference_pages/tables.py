@@ -7,7 +7,7 @@ from typing import TypeVar
 from app.api.problems import status_of
 from app.shared import errors as app_errors
 from app.shared.settings import describe
-from rocket_cli.exit_codes import MEANINGS, exit_code_of, exit_code_of_code
+from rocket_cli.exit_codes import MEANINGS, exit_code_of_code
 from rocket_core import errors as core_errors
 
 Kind = TypeVar("Kind", bound=Exception)
@@ -32,7 +32,7 @@ def exit_codes() -> str:
 
 def errors() -> str:
     """Return tables of all errors by their codes, those of the library first."""
-    library = [(kind, int(exit_code_of(kind))) for kind in _kinds(core_errors, core_errors.RocketError)]
+    library = [(kind, int(kind.exit_code)) for kind in _kinds(core_errors, core_errors.RocketError)]
     service = [
         (kind, int(exit_code_of_code(kind.code, status=status_of(kind))))
         for kind in _kinds(app_errors, app_errors.AppError)

@@ -11,7 +11,7 @@ from rocket_cli.local_run import local_run
 from rocket_cli.option_groups import expand_groups
 from rocket_cli.report_table import print_report
 from rocket_cli.resuming import advise_to_resume
-from rocket_client._exit_codes import ExitCode
+from rocket_core.errors import ExitCode
 from rocket_core.report.schema import CompressionReport
 
 

@@ -16,7 +16,7 @@ from rocket_client._defaults import DEFAULT_SERVER
 from rocket_core.report.formatting import bytes_text
 
 if TYPE_CHECKING:
-    from rocket_client._download_state import DownloadedFile, DownloadProgress
+    from rocket_client._download import DownloadedFile, DownloadProgress
     from rocket_client._model_upload import UploadProgress
 
 

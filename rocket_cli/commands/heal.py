@@ -9,8 +9,8 @@ from rocket_cli.exit_codes import reported_failures
 from rocket_cli.local_run import local_run
 from rocket_cli.report_table import print_healing
 from rocket_cli.resuming import advise_to_resume
-from rocket_client._exit_codes import ExitCode
 from rocket_core.config import BUILTIN_DATASET, DEFAULT_HEALING_TOKENS, HealingConfig, healing_config
+from rocket_core.errors import ExitCode
 from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.report.healing import HealingReport
 

@@ -15,7 +15,7 @@ from rocket_client._defaults import DEFAULT_SERVER
 from rocket_core.report.formatting import bytes_text
 
 if TYPE_CHECKING:
-    from rocket_client._download_state import DownloadedFile
+    from rocket_client._download import DownloadedFile
     from rocket_client.hub_push import PushedExport
 
 

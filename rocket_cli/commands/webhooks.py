@@ -12,8 +12,8 @@ from rocket_cli import options
 from rocket_cli.connection import command, connected
 from rocket_cli.progress_view import print_line
 from rocket_client._defaults import DEFAULT_SERVER
-from rocket_client._exit_codes import ExitCode
 from rocket_client.models import Delivery
+from rocket_core.errors import ExitCode
 
 if TYPE_CHECKING:
     from rocket_client.client import Rocket

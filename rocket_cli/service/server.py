@@ -11,8 +11,7 @@ import typer
 
 from rocket_cli.exit_codes import Failure, report_failure, reported_failures
 from rocket_cli.signals import stopping_on_signals
-from rocket_client._exit_codes import ExitCode
-from rocket_core.errors import InvalidConfigError
+from rocket_core.errors import ExitCode, InvalidConfigError
 
 if TYPE_CHECKING:
     import uvicorn

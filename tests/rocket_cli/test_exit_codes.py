@@ -11,13 +11,12 @@ from app.shared import errors as service_errors
 from rocket_cli.exit_codes import (
     MEANINGS,
     describe,
-    exit_code_of,
     exit_code_of_code,
     reported_failures,
 )
 from rocket_client import errors as client_errors
-from rocket_client._exit_codes import ExitCode
 from rocket_core import errors
+from rocket_core.errors import ExitCode
 
 LIBRARY_CODES = {
     1: ["faulty_result", "rocket_error"],
@@ -109,7 +108,7 @@ def by_exit_code(pairs: Iterable[tuple[str, int]]) -> dict[int, list[str]]:
 def test_every_error_of_the_library_has_its_exit_code() -> None:
     defined = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.RocketError)}
 
-    assert by_exit_code((kind.code, exit_code_of(kind)) for kind in defined) == LIBRARY_CODES
+    assert by_exit_code((kind.code, kind.exit_code) for kind in defined) == LIBRARY_CODES
     assert {kind for kind in subclasses(errors.RocketError) if kind.__module__.startswith("rocket")} <= defined
 
 
@@ -169,14 +168,14 @@ def test_every_exit_code_is_documented() -> None:
 
 def test_only_retryable_errors_are_temporary() -> None:
     kinds = [errors.RocketError, *subclasses(errors.RocketError)]
-    assert all((exit_code_of(kind) is ExitCode.TEMPORARY) == kind.retryable for kind in kinds)
+    assert all((kind.exit_code is ExitCode.TEMPORARY) == kind.retryable for kind in kinds)
 
 
 def test_an_unlisted_class_has_the_exit_code_of_its_base() -> None:
     class NewResourceError(errors.ResourceError):
         pass
 
-    assert exit_code_of(NewResourceError) is ExitCode.MACHINE_TOO_SMALL
+    assert NewResourceError.exit_code is ExitCode.MACHINE_TOO_SMALL
 
 
 @pytest.mark.parametrize(

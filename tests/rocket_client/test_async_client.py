@@ -9,17 +9,18 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from rocket_client import AsyncRocket, Rocket
-from rocket_client._transport import in_thread
+from rocket_client._connections import AsyncConnections
 from rocket_client.models import Event
 from tests.loopback_service import wait_for
 
 WEIGHTS = bytes(range(256)) * 4096 * 16
 ASYNC_NAMES = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
+SPECIAL = {"__init__", *ASYNC_NAMES, *ASYNC_NAMES.values()}
 
 
 def offered(kind):
-    own = {name: member for name, member in vars(kind).items() if not name.startswith("_") or "enter__" in name}
-    return own | {name: vars(kind)[name] for name in ("__init__", *(n for n in vars(kind) if n.endswith("exit__")))}
+    members = inspect.getmembers_static(kind)
+    return {name: member for name, member in members if not name.startswith("_") or name in SPECIAL}
 
 
 def awaited(annotation):
@@ -43,6 +44,7 @@ def test_both_clients_have_the_same_methods_and_signatures():
             assert signature(member.fget) == signature(twin.fget), name
         else:
             assert signature(member) == signature(twin), name
+        assert name.startswith("_") or member.__doc__ == twin.__doc__, name
 
 
 def test_every_async_client_method_is_awaitable_or_an_iterator():
@@ -79,6 +81,19 @@ def test_a_stream_can_be_left_early(server, service):
         return None
 
     assert isinstance(asyncio.run(first()), Event)
+
+
+def test_the_blocking_client_works_while_an_event_loop_runs(server, service):
+    job_id = service.submit()
+
+    async def called():
+        with Rocket(server.url) as rocket:
+            first = next(rocket.events(job_id))
+            return first, rocket.get_job(job_id)
+
+    event, job = asyncio.run(called())
+    assert isinstance(event, Event)
+    assert job.id == job_id
 
 
 def test_a_cancelled_download_releases_the_folder_and_is_resumed(server, service, tmp_path):
@@ -118,7 +133,7 @@ def test_a_slow_disk_does_not_block_the_event_loop(server, service, tmp_path, mo
         return "other"
 
     (tmp_path / "a").write_bytes(b"2")
-    monkeypatch.setattr("rocket_client._download_state._sha256", slow)
+    monkeypatch.setattr("rocket_client._download._sha256", slow)
 
     async def download():
         async with AsyncRocket(server.url) as rocket:
@@ -143,7 +158,7 @@ def test_disk_work_completes_before_a_cancelled_call_returns():
         raise OSError("what came of it matters no more")
 
     async def cancelled():
-        work = asyncio.create_task(in_thread(write))
+        work = asyncio.create_task(AsyncConnections({}).in_thread(write))
         await asyncio.to_thread(started.wait)
         work.cancel()
         asyncio.get_running_loop().call_later(0.1, end.set)

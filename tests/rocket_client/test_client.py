@@ -6,7 +6,8 @@ import time
 import pytest
 
 from app.shared.outcomes import JobError
-from rocket_client import _endpoints, models
+from rocket_client import models
+from rocket_client._transport import Transport
 from rocket_client.errors import (
     InvalidArgumentError,
     ProblemError,
@@ -19,7 +20,6 @@ from tests.loopback_service import FACTORED, free_port
 from tests.rocket_cli.fakes import build_report
 
 UNKNOWN = "job_" + "0" * 26
-OPENAPI_AS_JOBS = {"method": "GET", "path": "/openapi.json", "answer": models.JobPage}
 
 pytestmark = pytest.mark.both_clients
 
@@ -278,7 +278,8 @@ def test_another_service_at_the_address_is_detected(connect, server, monkeypatch
     with connect(server.url + "/jobs", patience=0) as client, pytest.raises(ProblemError):
         client.list_jobs()
     # This service uses HTTP as well, but its OpenAPI document is not a list of jobs.
-    monkeypatch.setattr("rocket_client._endpoints.list_jobs", lambda **_: _endpoints.Call(**OPENAPI_AS_JOBS))
+    get = Transport.get
+    monkeypatch.setattr(Transport, "get", lambda self, answer, _path, _params: get(self, answer, "/openapi.json"))
     with connect(server.url, patience=0) as client, pytest.raises(UnexpectedAnswerError, match="JobPage"):
         client.list_jobs()
 
@@ -292,4 +293,4 @@ def test_unknown_members_of_a_newer_server_are_ignored(client):
     assert job.calibration.dataset == "builtin"
     report = json.loads(build_report().model_dump_json()) | {"energy": 5}
     report["totals"]["joules"] = 5
-    assert client._transport.parse(json.dumps(report), CompressionReport) == build_report()
+    assert client._client._transport.wire.parse(json.dumps(report), CompressionReport) == build_report()

@@ -9,7 +9,7 @@ import pytest
 from app.api.routes import artifacts
 from app.services import outputs
 from app.shared.repositories import sweeps
-from rocket_client._download_state import Outcome, _only_download, safe_paths
+from rocket_client._download import Outcome, only_download, safe_paths
 from rocket_client.errors import (
     DigestMismatchError,
     FolderBusyError,
@@ -236,7 +236,7 @@ def test_a_file_name_outside_the_folder_writes_nothing(client, service, folder):
 
 def test_two_downloads_do_not_share_a_folder(client, job_id, folder):
     folder.mkdir(parents=True)
-    with _only_download(folder), pytest.raises(FolderBusyError, match=str(folder)):
+    with only_download(folder), pytest.raises(FolderBusyError, match=str(folder)):
         client.download(job_id, folder)
 
     client.download(job_id, folder)

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import typing
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from app.main import create_app
-from rocket_client import Rocket, _endpoints, models
-from rocket_client._download_state import DownloadRequest, FileDownload
+from rocket_client import Rocket, _model_upload, models
+from rocket_client._download import FileDownload
 from rocket_client._wire import Call, Request
 from rocket_client.models import Artifact
 
@@ -174,39 +173,23 @@ def requests_of(connect, method, arguments, monkeypatch):
         raise Asked
 
     monkeypatch.setattr(Request, "arguments", record)
-    monkeypatch.setattr("rocket_client._transport._body", lambda request: _Nothing())
-    monkeypatch.setattr("rocket_client._transport._async_body", lambda request: _Nothing())
     with connect("http://127.0.0.1:1") as client, suppress(Asked):
         # Iterators send their request at the first step.
         list(getattr(client, method)(**arguments))
     return sent
 
 
-class _Nothing:
-    def __enter__(self):
-        return {}
-
-    def __exit__(self, *error):
-        pass
-
-    async def __aenter__(self):
-        return {}
-
-    async def __aexit__(self, *error):
-        pass
-
-
 def file_request():
     artifact = Artifact(name="factored/a.json", size=9, sha256="0" * 64, media_type="")
-    request = DownloadRequest(path=f"/jobs/{JOB}/artifacts", artifacts=(), folder=Path(), patience=1, on_progress=print)
-    return FileDownload(None, request, artifact, Path("a.json"))._http_request(3)
+    url = f"/jobs/{JOB}/artifacts/{artifact.name}"
+    return FileDownload(None, url, artifact, Path("a.json"), 1)._http_request(3)
 
 
 def upload_requests():
-    yield _endpoints.check_model("mine")
-    yield _endpoints.save_piece("mine", "config.json", b"{}", start=0, total=2, digest="sha-256=::")
-    yield _endpoints.get_model("mine")
-    yield _endpoints.get_file("mine", "config.json")
+    yield _model_upload.check_model("mine")
+    yield _model_upload.save_piece("mine", "config.json", b"{}", start=0, total=2, digest="sha-256=::")
+    yield _model_upload.get_model("mine")
+    yield _model_upload.get_file("mine", "config.json")
 
 
 def operation_of(document, request):
@@ -301,8 +284,9 @@ def test_every_request_body_matches_the_document(document, connect, monkeypatch)
 
 
 def test_every_member_the_client_reads_is_in_the_document(document, monkeypatch):
-    found, read = [], set()
+    found, read, answers = [], set(), set()
     for request in requests(Rocket, monkeypatch):
+        answers |= {request.answer.__name__} if isinstance(request, Call) else set()
         name, operation = operation_of(document, request)
         kind = request.answer if isinstance(request, Call) else READ[name]
         for status, answer in operation["responses"].items():
@@ -316,8 +300,7 @@ def test_every_member_the_client_reads_is_in_the_document(document, monkeypatch)
             )
 
     assert set(found) == set(NARROWER)
-    answers = {returned(call) for call in vars(_endpoints).values() if inspect.isfunction(call)} - {None}
-    assert read == {kind.__name__ for kind in answers} | {"EventPage"}
+    assert read == answers | {"EventPage"}
 
 
 def test_progress_has_the_types_of_the_job(document):
@@ -327,12 +310,6 @@ def test_progress_has_the_types_of_the_job(document):
     assert list(Comparison(taken, document).differences(taken, job, "Progress")) == []
     events = document["paths"]["/jobs/{job_id}/events"]["get"]["responses"]["200"]["content"]
     assert "text/event-stream" in events
-
-
-def returned(call):
-    """Return the resource that a function of `calls` annotates as its response."""
-    annotation = inspect.signature(call).return_annotation
-    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Call else None
 
 
 class Comparison:

@@ -78,7 +78,7 @@ def test_no_credentials_are_sent_to_the_store(connect, server, service, job_id, 
     with service.database.transaction() as session:
         key = keys.create_key(session, LOCAL_OWNER).text
     with connect(server.url, api_key=key) as client:
-        client._transport._http.cookies.set("session", "secret")
+        client._client._transport.connections.http.cookies.set("session", "secret")
         client.download(job_id, folder)
     assert at_store
     for headers in at_store:

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from app.api.ids import FORMS
-from app.api.problems import STATUSES, _message, status_of
+from app.api.problems import _message, status_of
 from app.shared import errors
 from app.shared.logging import configure_logging
 from app.shared.settings import Settings
@@ -18,11 +18,34 @@ from tests.app.conftest import local_client
 
 KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.AppError)]
 CORE = [kind for kind in vars(core_errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
+STATUSES = {
+    401: {"unauthenticated"},
+    403: {"permission_denied"},
+    404: {
+        "artifact_not_found",
+        "job_not_found",
+        "model_upload_not_found",
+        "not_found",
+        "profile_not_found",
+        "upload_not_found",
+        "webhook_not_found",
+    },
+    409: {"fenced_out", "job_state_conflict", "model_not_ready", "model_upload_conflict", "report_not_ready"},
+    410: {"artifact_expired"},
+    422: {"idempotency_key_reused", "invalid_request", "over_quota"},
+    429: {"quota_exceeded", "rate_limited", "too_many_streams", "too_many_uploads"},
+    500: {"app_error", "data_folder_locked", "invalid_settings", "job_stalled", "storage_error", "worker_lost"},
+    503: {"busy", "database_unavailable", "queue_unavailable", "storage_unavailable"},
+    507: {"disk_full"},
+}
 CANARY = "canary-hunter2"
 
 
-def test_the_table_has_every_error_of_the_service():
-    assert set(KINDS) == {kind for kind in STATUSES if issubclass(kind, errors.AppError)}
+def test_every_error_of_the_service_has_its_status():
+    by_status = {}
+    for kind in KINDS:
+        by_status.setdefault(status_of(kind).value, set()).add(kind.code)
+    assert by_status == STATUSES
 
 
 def test_errors_of_the_library_map_to_422_or_503():

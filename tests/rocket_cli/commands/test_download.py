@@ -5,7 +5,7 @@ import pytest
 
 from rocket_cli.commands.download import bytes_view
 from rocket_cli.connection import OutageNotice
-from rocket_client._download_state import DownloadProgress
+from rocket_client._download import DownloadProgress
 
 FILES = {"factored/model.safetensors": b"weights" * 1000, "dense/model.safetensors": b"w", "report.json": b"{}"}
 

@@ -70,7 +70,7 @@ def test_a_failed_push_resumes_without_sending_a_file_twice(remote, hub, job_id,
 
     hub.refusals.clear()
     asked = []
-    monkeypatch.setattr("rocket_client._download_state.file_request", lambda *_, **__: asked.append(1))
+    monkeypatch.setattr("rocket_client._download.file_request", lambda *_, **__: asked.append(1))
     assert remote("push", job_id, REPO).code == 0
 
     assert asked == [], "nothing is downloaded twice"
