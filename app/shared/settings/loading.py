@@ -71,7 +71,11 @@ def deprecated_variables() -> Iterator[tuple[str, str]]:
 def describe() -> tuple[SettingRow, ...]:
     """Return the table of all settings, in the order of the class."""
     return tuple(
-        SettingRow(variable=variable_of(name), default=_default_text(field.default), meaning=field.description or "")
+        SettingRow(
+            variable=variable_of(name),
+            default=_default_text(field.default),
+            meaning=" ".join((field.description or "").split()),
+        )
         for name, field in Settings.model_fields.items()
     )
 
