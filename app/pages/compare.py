@@ -10,7 +10,8 @@ from app.api.ids import is_job_id
 from app.api.paths import PAGES
 from app.api.resources import JobView
 from app.api.serializers import job_view
-from app.pages.jobs import figure_data, find_report, with_quality
+from app.pages.figure_files import figure_file, figure_links
+from app.pages.jobs import find_report, with_quality
 from app.pages.models import quality_figure, quality_links
 from app.pages.rendering import render
 from app.services import jobs, uploads
@@ -53,7 +54,7 @@ def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, job_
         speed=_speed([report for _, report in compared]),
         figure=_figure(compared) if len(compared) > 1 else None,
         measured=[_measured(context, owner, model_id, compared) for model_id in models],
-        links={kind: f"{_COMPARE}/figures/%s.{kind.lower()}?{query}" for kind in ("JSON", "CSV")},
+        links=figure_links(_COMPARE, f"?{query}"),
         most=_MOST,
     )
 
@@ -61,9 +62,7 @@ def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, job_
 @router.get(f"{_COMPARE}/figures/{{name}}")
 def show_figure_data(name: str, context: ContextDep, owner: OwnerDep, job_ids: _JobIds = []) -> Response:  # noqa: B006 - as above
     """Return the data of the figure, as JSON or CSV."""
-    figure = _figure(_reports_of(context, owner, job_ids))
-    stem, _, suffix = name.rpartition(".")
-    return figure_data(figure if figure.name == stem else None, suffix)
+    return figure_file(name, [_figure(_reports_of(context, owner, job_ids))])
 
 
 def _reports_of(context: Context, owner: str, job_ids: list[str]) -> list[tuple[JobView, CompressionReport]]:

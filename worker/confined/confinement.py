@@ -3,12 +3,14 @@
 This module imports no library that starts threads, because access to files is restricted for one thread only.
 """
 
+import threading
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from app.shared.confinement import Sandbox, become_user, enter_sandbox
 from worker.processes.channel import Channel, Message
+from worker.processes.linux import set_on_sigterm
 
 
 class Confinement(Message):
@@ -32,6 +34,13 @@ class Confinement(Message):
 
 
 CONFINEMENT = TypeAdapter(Confinement)
+
+
+def start_confined(channel: Channel) -> tuple[Confinement, threading.Event]:
+    """Confine this process; return how, and what is set once it is asked to stop."""
+    stop = threading.Event()
+    set_on_sigterm(stop)
+    return enter_confinement(channel), stop
 
 
 def enter_confinement(channel: Channel) -> Confinement:

@@ -39,11 +39,20 @@ _Name = Annotated[str, Field(max_length=4096)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class FetchRequest(Message):
-    """Request for a download of a model."""
+class WorkRequest(Message):
+    """Request to a confined process."""
 
     log_level: LogLevel
     """level of the least severe lines that it logs."""
+    token: Annotated[str | None, Field(repr=False)]
+    """the Hub's token; None for anonymous access, or none at all."""
+    measure_energy: bool = False
+    """whether to measure energy."""
+
+
+class FetchRequest(WorkRequest):
+    """Request for a download of a model."""
+
     model: str
     """repository id."""
     revision: str | None
@@ -54,17 +63,11 @@ class FetchRequest(Message):
     """folder to keep the model in."""
     quota_bytes: int | None
     """most bytes that models may take there; None means no limit."""
-    token: Annotated[str | None, Field(repr=False)]
-    """the Hub's token."""
-    measure_energy: bool
-    """whether to measure energy."""
 
 
-class UploadRequest(Message):
+class UploadRequest(WorkRequest):
     """Request for a push of an artifact to the Hub."""
 
-    log_level: LogLevel
-    """level of the least severe lines that it logs."""
     folder: Path
     """folder of the artifact, in a folder with the names of exports."""
     repository: str
@@ -74,14 +77,12 @@ class UploadRequest(Message):
     message: str
     """commit message."""
     token: Annotated[str, Field(repr=False)]
-    """the Hub's token."""
+    """the Hub's token, which a push must have."""
 
 
-class ComputeRequest(Message):
-    """Request for a computation."""
+class ComputeRequest(WorkRequest):
+    """Request for a computation; its token is for text or tasks that come from the Hub."""
 
-    log_level: LogLevel
-    """level of the least severe lines that it logs."""
     task: JobKind
     """a compression, only a profile, or the healing, evaluation or export of an artifact."""
     model: str
@@ -104,10 +105,6 @@ class ComputeRequest(Message):
     """folder of cached profiles."""
     profiles_bytes: int
     """most bytes that cached profiles may take."""
-    measure_energy: bool
-    """whether to measure energy."""
-    token: Annotated[str | None, Field(repr=False)]
-    """the Hub's token, where text or tasks come from there."""
     download: StageReport | None
     """cost of downloading the model."""
 

@@ -21,6 +21,7 @@ PUSH_PROGRAM = ("-m", "worker.confined.push")
 """Interpreter arguments for pushing an artifact to the Hub, with the same arguments."""
 COMPUTE_PROGRAM = ("-m", "worker.confined.compute")
 """Interpreter arguments for everything else."""
+PROGRAMS = (FETCH_PROGRAM, PUSH_PROGRAM, COMPUTE_PROGRAM)
 
 _END_SECONDS = 30.0
 

@@ -236,7 +236,7 @@ class Settings(BaseSettings):
     submit_rate_limit: _Rate = "120/minute"
     """jobs, estimates and uploads of a tenant"""
     isolation: Literal["auto", "required", "bubblewrap", "landlock", "container"] = "auto"
-    """how the processes that read models are confined: `bubblewrap`, `landlock`, or, in a container of its own,
+    """how the processes that read models are confined: `bubblewrap`, `landlock`, or, in its own container,
     `container`; `auto` takes the strongest that works here, and a worker warns of what the system does not restrict;
     with `required`, or if one is named, it refuses to run instead"""
     preload_library: bool = True
