@@ -5,7 +5,7 @@ The only module that knows the HTTP statuses of errors. No document repeats what
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -29,46 +29,39 @@ from rocket_core import errors as core_errors
 PROBLEM_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 5
 
-STATUSES: dict[type[Exception], HTTPStatus] = {
-    errors.AppError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    errors.InvalidSettingsError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    errors.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    errors.IdempotencyKeyReusedError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    errors.NotFoundError: HTTPStatus.NOT_FOUND,
-    errors.JobNotFoundError: HTTPStatus.NOT_FOUND,
-    errors.ArtifactNotFoundError: HTTPStatus.NOT_FOUND,
-    errors.ProfileNotFoundError: HTTPStatus.NOT_FOUND,
-    errors.ArtifactExpiredError: HTTPStatus.GONE,
-    errors.ConflictError: HTTPStatus.CONFLICT,
-    errors.ReportNotReadyError: HTTPStatus.CONFLICT,
-    errors.FencedOutError: HTTPStatus.CONFLICT,
-    errors.ModelConflictError: HTTPStatus.CONFLICT,
-    errors.ModelNotReadyError: HTTPStatus.CONFLICT,
-    errors.UploadNotFoundError: HTTPStatus.NOT_FOUND,
-    errors.UploadedModelNotFoundError: HTTPStatus.NOT_FOUND,
-    errors.WebhookNotFoundError: HTTPStatus.NOT_FOUND,
-    errors.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
-    errors.PermissionDeniedError: HTTPStatus.FORBIDDEN,
-    errors.QuotaExceededError: HTTPStatus.TOO_MANY_REQUESTS,
-    errors.RateLimitedError: HTTPStatus.TOO_MANY_REQUESTS,
-    errors.BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.OverQuotaError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    errors.TooManyStreamsError: HTTPStatus.TOO_MANY_REQUESTS,
-    errors.TooManyUploadsError: HTTPStatus.TOO_MANY_REQUESTS,
-    errors.StorageError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    errors.DiskFullError: HTTPStatus.INSUFFICIENT_STORAGE,
-    errors.StorageUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.DataFolderLockedError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.QueueError: HTTPStatus.SERVICE_UNAVAILABLE,
-    errors.WorkerLostError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    errors.JobStalledError: HTTPStatus.INTERNAL_SERVER_ERROR,
+_BY_STATUS: Mapping[HTTPStatus, Sequence[type[Exception]]] = {
+    HTTPStatus.UNAUTHORIZED: (errors.UnauthenticatedError,),
+    HTTPStatus.FORBIDDEN: (errors.PermissionDeniedError,),
+    HTTPStatus.NOT_FOUND: (
+        *(errors.NotFoundError, errors.JobNotFoundError, errors.ArtifactNotFoundError, errors.ProfileNotFoundError),
+        *(errors.UploadNotFoundError, errors.UploadedModelNotFoundError, errors.WebhookNotFoundError),
+    ),
+    HTTPStatus.CONFLICT: (
+        *(errors.ConflictError, errors.ReportNotReadyError, errors.FencedOutError),
+        *(errors.ModelConflictError, errors.ModelNotReadyError),
+    ),
+    HTTPStatus.GONE: (errors.ArtifactExpiredError,),
     # Requests raise only those library errors that are about their content; the rest end jobs.
-    core_errors.RocketError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    core_errors.HubUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-    core_errors.WorkFolderBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
-    core_errors.HubCacheBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.UNPROCESSABLE_ENTITY: (
+        *(errors.InvalidRequestError, errors.IdempotencyKeyReusedError, errors.OverQuotaError),
+        core_errors.RocketError,
+    ),
+    HTTPStatus.TOO_MANY_REQUESTS: (
+        *(errors.QuotaExceededError, errors.RateLimitedError),
+        *(errors.TooManyStreamsError, errors.TooManyUploadsError),
+    ),
+    HTTPStatus.INTERNAL_SERVER_ERROR: (
+        *(errors.AppError, errors.InvalidSettingsError, errors.StorageError, errors.DataFolderLockedError),
+        *(errors.WorkerLostError, errors.JobStalledError),
+    ),
+    HTTPStatus.SERVICE_UNAVAILABLE: (
+        *(errors.BusyError, errors.StorageUnavailableError, errors.DatabaseUnavailableError, errors.QueueError),
+        *(core_errors.HubUnavailableError, core_errors.WorkFolderBusyError, core_errors.HubCacheBusyError),
+    ),
+    HTTPStatus.INSUFFICIENT_STORAGE: (errors.DiskFullError,),
 }
+STATUSES = {kind: status for status, kinds in _BY_STATUS.items() for kind in kinds}
+"""The status of each error of the service; errors of the library have that of their nearest base class."""
 
 # Errors whose own message is for the operator, as it contains paths of this machine: what the client gets instead.
 _FAILURES: dict[type[Exception], str] = {
@@ -77,25 +70,17 @@ _FAILURES: dict[type[Exception], str] = {
     errors.StorageError: "the service cannot read or write its files; ask its operator, whose log has the details",
     errors.DiskFullError: "the service's disk is full; try again later, or ask its operator to free some space",
 }
-# Errors that the framework raises before our code runs.
+# Codes of errors that the framework raises before our code runs, where they are not the status's own name.
 _FRAMEWORK_CODES = {
-    HTTPStatus.BAD_REQUEST: "bad_request",
-    HTTPStatus.NOT_FOUND: "not_found",
-    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
-    HTTPStatus.REQUEST_TIMEOUT: "request_timeout",
-    HTTPStatus.PRECONDITION_FAILED: "precondition_failed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body_too_large",
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "unsupported_media_type",
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "range_not_satisfiable",
-    HTTPStatus.MISDIRECTED_REQUEST: "misdirected_request",
 }
 # Statuses with our own messages; the framework's may repeat what was sent.
 _OUR_OWN_WORDS = {
     HTTPStatus.REQUEST_TIMEOUT,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     HTTPStatus.MISDIRECTED_REQUEST,
+    *_FRAMEWORK_CODES,
 }
 _FIELD = re.compile(r"[a-z_]{1,40}")
 _log = logging.getLogger(__name__)
