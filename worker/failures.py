@@ -19,12 +19,7 @@ from collections.abc import Callable, Mapping
 
 from app.shared.errors import AppError, DiskFullError, FencedOutError, WorkerLostError, is_disk_full
 from app.shared.outcomes import JobError
-from rocket_core.errors import (
-    CheckpointFormatError,
-    CompressionCancelledError,
-    InsufficientMemoryError,
-    RocketError,
-)
+from rocket_core.errors import CheckpointFormatError, CompressionCancelledError, InsufficientMemoryError, RocketError
 
 INTERNAL_ERROR = "internal_error"
 

@@ -39,12 +39,7 @@ def create_key(
         if days and not (days.isdecimal() and len(days) <= _MAX_DIGITS):
             raise InvalidRequestError("write a number of days, or nothing for no limit", param="days")
         made = api_keys.create_key(
-            context,
-            caller,
-            actor,
-            label=fields.get("label", ""),
-            scopes=chosen,
-            days=int(days) if days else None,
+            context, caller, actor, label=fields.get("label", ""), scopes=chosen, days=int(days) if days else None
         )
     except InvalidRequestError as error:
         return _show(request, context, caller, problem=str(error), status=HTTPStatus.UNPROCESSABLE_ENTITY)

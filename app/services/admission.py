@@ -202,8 +202,7 @@ class Admission:
                 ) from error
             if error.is_own:
                 raise RateLimitedError(
-                    "too many concurrent requests from this tenant; send fewer at a time",
-                    retry_after=_RETRY_SECONDS,
+                    "too many concurrent requests from this tenant; send fewer at a time", retry_after=_RETRY_SECONDS
                 ) from error
             raise BusyError("too many models are being read at once; try again later") from error
 

@@ -11,13 +11,7 @@ from sqlalchemy.orm import Session
 
 from app.services import quotas
 from app.services.context import Context
-from app.shared.errors import (
-    InvalidRequestError,
-    ModelConflictError,
-    OverQuotaError,
-    QuotaExceededError,
-    StorageError,
-)
+from app.shared.errors import InvalidRequestError, ModelConflictError, OverQuotaError, QuotaExceededError, StorageError
 from app.shared.models import ModelFile, ModelPiece, UploadedModel
 from app.shared.repositories import audit, models, tenants
 from app.shared.repositories.audit import Action, Actor
@@ -171,14 +165,7 @@ def expect_piece(context: Context, owner: str, name: str, path: str, span: Range
 
 
 def save_piece(
-    context: Context,
-    actor: Actor,
-    name: str,
-    path: str,
-    span: Range,
-    *,
-    chunks: Iterable[bytes],
-    digest: str | None,
+    context: Context, actor: Actor, name: str, path: str, span: Range, *, chunks: Iterable[bytes], digest: str | None
 ) -> ModelFile:
     """Append bytes to a file of a model; sent again, the same bytes change nothing.
 
@@ -216,12 +203,7 @@ def save_piece(
                     raise ModelConflictError("other bytes have arrived here before; delete the model and start again")
                 return file
             piece = NewPiece(
-                path=path,
-                start=span.start,
-                size=stored.size,
-                storage_key=stored.key,
-                sha256=stored.sha256,
-                head=head,
+                path=path, start=span.start, size=stored.size, storage_key=stored.key, sha256=stored.sha256, head=head
             )
             file = models.save_piece(session, model, piece)
             if model.phase == "ready":

@@ -101,9 +101,6 @@ def _redis_limiter(broker: str) -> FixedWindowRateLimiter | None:
         return None
     # The client's own retries would take seconds.
     pool = redis.ConnectionPool.from_url(
-        broker,
-        socket_timeout=_REDIS_SECONDS,
-        socket_connect_timeout=_REDIS_SECONDS,
-        retry=Retry(NoBackoff(), 0),
+        broker, socket_timeout=_REDIS_SECONDS, socket_connect_timeout=_REDIS_SECONDS, retry=Retry(NoBackoff(), 0)
     )
     return FixedWindowRateLimiter(RedisStorage(broker, connection_pool=pool, key_prefix=_PREFIX))

@@ -131,12 +131,7 @@ class ForkServer:
     """
 
     def __init__(
-        self,
-        entry: str,
-        *,
-        preload: Sequence[str] = (),
-        environment: Mapping[str, str],
-        scratch: Path | None = None,
+        self, entry: str, *, preload: Sequence[str] = (), environment: Mapping[str, str], scratch: Path | None = None
     ) -> None:
         self._entry = entry
         self._scratch = scratch
