@@ -4,7 +4,6 @@ This module imports no library that starts threads, because access to files is r
 """
 
 import threading
-from pathlib import Path
 
 from pydantic import TypeAdapter
 
@@ -16,21 +15,12 @@ from worker.processes.linux import set_on_sigterm
 class Confinement(Message):
     """The first message to a confined process."""
 
-    readable: tuple[Path, ...]
-    """files and folders that it may read."""
-    writable: tuple[Path, ...]
-    """folders that it may also write to."""
-    network: bool
-    """whether it may open sockets."""
+    sandbox: Sandbox
+    """what it may use."""
     required: bool = False
     """whether it must end if the system does not restrict all that."""
     user: int | None = None
     """user that it becomes; None keeps that of the service."""
-
-    @property
-    def sandbox(self) -> Sandbox:
-        """What it may use."""
-        return Sandbox(readable=self.readable, writable=self.writable, network=self.network)
 
 
 CONFINEMENT = TypeAdapter(Confinement)
