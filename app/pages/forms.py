@@ -19,15 +19,8 @@ from rocket_core.sizes.token_counts import parse_tokens
 _CSRF_HEADER = "x-csrf-token"
 # The form field of each member of a request.
 _FIELDS = {
-    "calibration.dataset": "dataset",
-    "calibration.samples": "samples",
-    "calibration.sequence_length": "sequence_length",
-    "calibration.seed": "seed",
-    "options.preset": "preset",
-    "options.ignore": "ignore",
-    "options.export": "export",
-    "options.include": "include",
-    "options.engine": "engine",
+    **{f"calibration.{name}": name for name in ("dataset", "samples", "sequence_length", "seed")},
+    **{f"options.{name}": name for name in ("preset", "ignore", "export", "include", "engine")},
     "options.heal_tokens": "heal",
     "target_bytes": "size",
     "evaluate.dataset": "evaluate_dataset",
@@ -161,10 +154,7 @@ def _common(fields: Fields) -> dict[str, Any]:
     if fields.get("dataset"):
         calibration["dataset"] = fields["dataset"]
     body: dict[str, Any] = {"model_id": fields.get("model_id", ""), "calibration": calibration, "options": options}
-    if fields.get("revision"):
-        body["revision"] = fields["revision"]
-    if fields.get("queue"):
-        body["queue"] = fields["queue"]
+    body |= {name: fields[name] for name in ("revision", "queue") if fields.get(name)}
     if fields.get("label"):
         body["metadata"] = {"label": fields["label"]}
     return body

@@ -29,7 +29,6 @@ from worker.confined.messages import (
     ComputeRequest,
     Costed,
     Downloaded,
-    Downloading,
     Evaluated,
     Failed,
     FetchRequest,
@@ -41,8 +40,8 @@ from worker.confined.messages import (
     LayerProfiled,
     ModelProfiled,
     Required,
+    Transferred,
     Uploaded,
-    Uploading,
     UploadRequest,
 )
 from worker.failures import ReportedError, ended, internal_error, lost, reported
@@ -114,7 +113,7 @@ class Delegation:
 
         def handle(message: FromFetch, _child: Child) -> bool:
             match message:
-                case Downloading():
+                case Transferred():
                     self._writer.on_progress(fetching(message.share))
                 case Downloaded():
                     downloads.append(message)
@@ -139,7 +138,7 @@ class Delegation:
 
         def handle(message: FromPush, _child: Child) -> bool:
             match message:
-                case Uploading():
+                case Transferred():
                     self._writer.on_progress(_uploading(message.share))
                 case Uploaded():
                     reports.append(message.report)

@@ -48,14 +48,14 @@ def fetch(channel: Channel, request: "FetchRequest", *, should_cancel: Callable[
     """
     from rocket_core.errors import CompressionCancelledError
     from worker.confined.computation import send_outcome
-    from worker.confined.messages import Downloading
+    from worker.confined.messages import Transferred
 
     def check() -> None:
         if should_cancel():
             raise CompressionCancelledError("cancelled while downloading")
 
     def on_step(share: float) -> None:
-        channel.send(Downloading(share=share))
+        channel.send(Transferred(share=share))
 
     send_outcome(channel, lambda: _download(request, on_step, check))
 

@@ -4,8 +4,8 @@
 from the attempt      from `worker.confined.fetch`, `worker.confined.push`     from `worker.confined.compute`
 ====================  =====================================  ==============================================
 `Confinement`
-`FetchRequest`        `Downloading`, `Downloaded`, `Failed`
-`UploadRequest`       `Uploading`, `Uploaded`, `Failed`
+`FetchRequest`        `Transferred`, `Downloaded`, `Failed`
+`UploadRequest`       `Transferred`, `Uploaded`, `Failed`
 `ComputeRequest`                                             `Advanced`, `Failed`, `Finished`
 `Acknowledged`                                               `Required`, `LayerProfiled`, `ModelProfiled`,
                                                              `Allocated`, `Healed`, `Costed`, `Evaluated`
@@ -46,23 +46,20 @@ class WorkRequest(Message):
     """level of the least severe lines that it logs."""
     token: Annotated[str | None, Field(repr=False)]
     """the Hub's token; None for anonymous access, or none at all."""
-    measure_energy: bool = False
-    """whether to measure energy."""
 
 
 class FetchRequest(WorkRequest):
     """Request for a download of a model."""
 
     model: str
-    """repository id."""
     revision: str | None
-    """branch, tag or commit."""
     config: CompressionConfig
     """compression that the model's headers must allow."""
     cache: Path
     """folder to keep the model in."""
     quota_bytes: int | None
     """most bytes that models may take there; None means no limit."""
+    measure_energy: bool
 
 
 class UploadRequest(WorkRequest):
@@ -105,6 +102,7 @@ class ComputeRequest(WorkRequest):
     """folder of cached profiles."""
     profiles_bytes: int
     """most bytes that cached profiles may take."""
+    measure_energy: bool
     download: StageReport | None
     """cost of downloading the model."""
 
@@ -113,10 +111,10 @@ class Acknowledged(Message):
     """A message has been written to the database, or the limits of the process have been raised."""
 
 
-class Downloading(Message):
-    """More of the model has arrived."""
+class Transferred(Message):
+    """More of the model has arrived, or more of the artifact has been sent."""
 
-    kind: Literal["downloading"] = "downloading"
+    kind: Literal["transferred"] = "transferred"
     share: _Share
     """fraction of all bytes."""
 
@@ -126,19 +124,9 @@ class Downloaded(Message):
 
     kind: Literal["downloaded"] = "downloaded"
     folder: Path
-    """its files."""
     commit: Annotated[str, Field(min_length=1, max_length=256)]
     """commit of the repository."""
     cost: StageReport
-    """cost of the download."""
-
-
-class Uploading(Message):
-    """More of the artifact has been sent."""
-
-    kind: Literal["uploading"] = "uploading"
-    share: _Share
-    """fraction of all bytes."""
 
 
 class Uploaded(Message):
@@ -146,7 +134,6 @@ class Uploaded(Message):
 
     kind: Literal["uploaded"] = "uploaded"
     report: PushReport
-    """where it is."""
 
 
 class Advanced(Message):
@@ -164,7 +151,6 @@ class Required(Message):
 
     kind: Literal["required"] = "required"
     memory_bytes: Annotated[int, Field(ge=0, lt=2**63)]
-    """memory."""
 
 
 class LayerProfiled(Message):
@@ -174,7 +160,6 @@ class LayerProfiled(Message):
     position: Annotated[int, Field(ge=0, lt=2**18)]
     """its place in the model."""
     profile: LayerProfile
-    """its candidates."""
 
 
 class ModelProfiled(Message):
@@ -210,7 +195,6 @@ class Evaluated(Message):
 
     kind: Literal["evaluated"] = "evaluated"
     report: EvaluationReport
-    """the result."""
 
 
 class Finished(Message):
@@ -240,10 +224,10 @@ UPLOAD_REQUEST = TypeAdapter(UploadRequest)
 COMPUTE_REQUEST = TypeAdapter(ComputeRequest)
 ACKNOWLEDGED = TypeAdapter(Acknowledged)
 
-FromFetch = Downloading | Downloaded | Failed
+FromFetch = Transferred | Downloaded | Failed
 FROM_FETCH: TypeAdapter[FromFetch] = TypeAdapter(Annotated[FromFetch, Field(discriminator="kind")])
 
-FromPush = Uploading | Uploaded | Failed
+FromPush = Transferred | Uploaded | Failed
 FROM_PUSH: TypeAdapter[FromPush] = TypeAdapter(Annotated[FromPush, Field(discriminator="kind")])
 
 FromCompute = (

@@ -46,7 +46,7 @@ def push(channel: Channel, request: "UploadRequest", *, should_cancel: Callable[
         should_cancel: called repeatedly; True ends the push.
     """
     from worker.confined.computation import send_outcome
-    from worker.confined.messages import Uploaded, Uploading
+    from worker.confined.messages import Transferred, Uploaded
 
     sent = _Sent()
     pool = ThreadPoolExecutor(1, thread_name_prefix="push")
@@ -54,7 +54,7 @@ def push(channel: Channel, request: "UploadRequest", *, should_cancel: Callable[
     def work() -> Uploaded:
         # In another thread, so that a Hub that hangs does not keep this one from stopping.
         upload = pool.submit(_upload, request, sent)
-        _watch(upload, sent, lambda share: channel.send(Uploading(share=share)), should_cancel)
+        _watch(upload, sent, lambda share: channel.send(Transferred(share=share)), should_cancel)
         return Uploaded(report=upload.result())
 
     try:
