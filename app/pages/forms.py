@@ -52,6 +52,8 @@ def _check_token(request: Request, sent: str) -> None:
 
 
 FieldsDep = Annotated[dict[str, str], Depends(_fields)]
+FORM = Depends(_fields)
+"""The check of a form whose fields are not read."""
 CSRF = Depends(_check_header)
 
 

@@ -14,7 +14,7 @@ from app.api.paths import HOME, PAGES
 from app.api.resources import JobView
 from app.api.serializers import current_view, current_views, evaluation_view, job_view
 from app.pages.figure_files import figure_file, figure_links
-from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, idempotency_key, read_evaluation
+from app.pages.forms import FORM, Fields, FieldsDep, InvalidFieldsError, idempotency_key, read_evaluation
 from app.pages.frontier_figure import frontier_of
 from app.pages.pushes import push_section
 from app.pages.rendering import redirect, render
@@ -227,17 +227,15 @@ async def heal(
     return await threads.run(_heal, request, context, actor, job_id, fields)
 
 
-@router.post(f"{_JOBS}/{{job_id}}/retry")
-def retry(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
+@router.post(f"{_JOBS}/{{job_id}}/retry", dependencies=[FORM])
+def retry(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep) -> Response:
     """Retry a job that failed or was cancelled, and show the new one."""
-    del fields
     return redirect(request, f"{_JOBS}/{jobs.retry_job(context, actor, job_id).job.id}")
 
 
-@router.post(f"{_JOBS}/{{job_id}}/delete")
-def delete(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
+@router.post(f"{_JOBS}/{{job_id}}/delete", dependencies=[FORM])
+def delete(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep) -> Response:
     """Delete a job that has ended, with its files."""
-    del fields
     jobs.delete_job(context, actor, job_id)
     return redirect(request, _JOBS)
 

@@ -11,7 +11,7 @@ from app.api.paths import PAGES
 from app.api.routes.profiles import ProfileId
 from app.api.serializers import profile_view
 from app.pages.figure_files import figure_file, figure_links
-from app.pages.forms import FieldsDep
+from app.pages.forms import FORM
 from app.pages.frontier_figure import predicted_figures
 from app.pages.rendering import redirect, render
 from app.pages.what_if import Question, QuestionDep, WhatIf
@@ -68,12 +68,9 @@ def show_figure_data(
     return figure_file(name, [values["frontier"], values["allocation"]])
 
 
-@router.post(f"{_PROFILES}/{{profile_id}}/delete")
-def delete(
-    request: Request, profile_id: ProfileId, context: ContextDep, actor: ActorDep, fields: FieldsDep
-) -> Response:
+@router.post(f"{_PROFILES}/{{profile_id}}/delete", dependencies=[FORM])
+def delete(request: Request, profile_id: ProfileId, context: ContextDep, actor: ActorDep) -> Response:
     """Delete a profile; the jobs that made or used it remain."""
-    del fields
     profiles.delete_profile(context, actor, profile_id)
     return redirect(request, _PROFILES)
 
