@@ -174,16 +174,9 @@ def _describe(error: Exception, hidden: Mapping[str, str]) -> JobError:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    match error:
-        case MemoryError():
-            return True
-        case OSError():
-            return error.errno == errno.ENOMEM
-        case RuntimeError():
-            # Torch has no exception class for running out of CPU memory.
-            return "can't allocate memory" in str(error)
-        case _:
-            return False
+    # Torch has no exception class for running out of CPU memory.
+    of_torch = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return of_torch or isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def _lacks_processes(error: Exception) -> bool:

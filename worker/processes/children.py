@@ -137,8 +137,7 @@ class ChildProcess:
         self._process.kill()
         exit_code = self._process.wait()
         kill_orphans(spared=self._spared())
-        self._output.finish()
-        return Ending(exit_code=exit_code, last_words=self._output.last_words())
+        return Ending(exit_code=exit_code, last_words=self._output.finish())
 
 
 def start_program(

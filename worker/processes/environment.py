@@ -71,6 +71,4 @@ def _is_passed_on(name: str, *, network: bool) -> bool:
         return False
     if name.upper() in _PROXIES:
         return network
-    if name in _UNUSABLE:
-        return False
-    return name in _NAMES or name.startswith(_PREFIXES)
+    return name not in _UNUSABLE and (name in _NAMES or name.startswith(_PREFIXES))
