@@ -33,22 +33,13 @@ class Question:
         ratio: fraction to remove.
     """
 
-    choice: Choice | None
-    size: float | None
-    bits: float | None
-    ratio: float | None
+    choice: Annotated[Choice | None, Query(alias="target")] = None
+    size: Annotated[float | None, Query(gt=0, lt=1e15)] = None
+    bits: Annotated[float | None, Query(gt=0, le=_MOST_BITS)] = None
+    ratio: Annotated[float | None, Query(ge=0, lt=1)] = None
 
 
-def _question(
-    target: Choice | None = None,
-    size: Annotated[float | None, Query(gt=0, lt=1e15)] = None,
-    bits: Annotated[float | None, Query(gt=0, le=_MOST_BITS)] = None,
-    ratio: Annotated[float | None, Query(ge=0, lt=1)] = None,
-) -> Question:
-    return Question(choice=target, size=size, bits=bits, ratio=ratio)
-
-
-QuestionDep = Annotated[Question, Depends(_question)]
+QuestionDep = Annotated[Question, Depends()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

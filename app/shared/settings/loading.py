@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import SecretStr, ValidationError
-from pydantic_core import PydanticUndefined
 
 from app.shared.errors import InvalidSettingsError
 from app.shared.settings.model import PREFIX, Settings, variable_of
@@ -81,7 +80,7 @@ def describe() -> tuple[SettingRow, ...]:
 
 
 def _default_text(default: object) -> str:
-    if default is None or default is PydanticUndefined:
+    if default is None:
         return ""
     if isinstance(default, SecretStr):
         return default.get_secret_value()
