@@ -1,15 +1,16 @@
 """Messages between a job's attempt and its processes.
 
-====================  =====================================  ==============================================
-from the attempt      from `worker.confined.fetch`, `worker.confined.push`     from `worker.confined.compute`
-====================  =====================================  ==============================================
+================  ==========================================================  ==================================
+from the attempt  from `worker.confined.fetch` and `worker.confined.push`     from `worker.confined.compute`
+================  ==========================================================  ==================================
 `Confinement`
-`FetchRequest`        `Transferred`, `Downloaded`, `Failed`
-`UploadRequest`       `Transferred`, `Uploaded`, `Failed`
-`ComputeRequest`                                             `Advanced`, `Failed`, `Finished`
-`Acknowledged`                                               `Required`, `LayerProfiled`, `ModelProfiled`,
-                                                             `Allocated`, `Healed`, `Costed`, `Evaluated`
-====================  =====================================  ==============================================
+`FetchRequest`    `Transferred`, `Downloaded`, `Failed`
+`UploadRequest`   `Transferred`, `Uploaded`, `Failed`
+`ComputeRequest`                                                              `Advanced`, `Failed`, `Finished`
+`Acknowledged`                                                                `Required`, `LayerProfiled`,
+                                                                              `ModelProfiled`, `Allocated`,
+                                                                              `Healed`, `Costed`, `Evaluated`
+================  ==========================================================  ==================================
 
 An acknowledged message has been written to the database by the time the answer arrives.
 """
