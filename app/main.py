@@ -42,7 +42,7 @@ from app.pages import pushes as pages_of_pushes
 from app.pages import webhooks as pages_of_webhooks
 from app.pages.forms import CSRF
 from app.pages.rendering import problem_page
-from app.services.admission import start_template, template_kept
+from app.services.admission import template_kept
 from app.services.context import open_context
 from app.services.health import Health
 from app.services.metrics import ServiceCollector
@@ -91,7 +91,6 @@ def create_app(
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         with template_kept():
             current_default_thread_limiter().total_tokens = _REQUEST_THREADS
-            start_template()
             yield
         context.database.close()
 

@@ -19,17 +19,12 @@ from collections.abc import Callable, Mapping
 
 from app.shared.errors import AppError, DiskFullError, FencedOutError, WorkerLostError, is_disk_full
 from app.shared.outcomes import JobError
-from rocket_core.errors import (
-    CheckpointFormatError,
-    CompressionCancelledError,
-    InsufficientMemoryError,
-    RocketError,
-)
+from rocket_core.errors import CheckpointFormatError, CompressionCancelledError, InsufficientMemoryError, RocketError
 
 INTERNAL_ERROR = "internal_error"
 
 _LESS_MEMORY = "use fewer or shorter samples, or a machine with more memory"
-_OUT_OF_MEMORY = f"memory ran out; {_LESS_MEMORY}"
+_OUT_OF_MEMORY = JobError(code=InsufficientMemoryError.code, message=f"memory ran out; {_LESS_MEMORY}")
 _TOO_SLOW = (
     "the model's tokenizer or processor took too much processor time, and was stopped; replace tokenizer.json and the "
     "files next to it by the original ones"
@@ -106,7 +101,7 @@ def failure_of(
         raise
     except Exception as error:  # noqa: BLE001
         stage, layer = location()
-        return _describe(error, stage, layer, hidden)
+        return _describe(error, hidden).model_copy(update={"stage": stage, "layer": layer})
     return None
 
 
@@ -138,7 +133,7 @@ def ended(exit_code: int, *, last_words: str = "", ran_out: bool = False) -> Job
         ran_out: whether the kernel killed a process of the job for using too much memory.
     """
     if ran_out or (exit_code != 0 and any(words in last_words for words in _LAST_WORDS_WITHOUT_MEMORY)):
-        return JobError(code=InsufficientMemoryError.code, message=_OUT_OF_MEMORY)
+        return _OUT_OF_MEMORY
     if exit_code == -signal.SIGPROF:
         # See `rocket_core.system.time_limit`.
         return JobError(code=CheckpointFormatError.code, message=_TOO_SLOW)
@@ -153,46 +148,35 @@ def _kinds(base: type[RocketError]) -> list[type[RocketError]]:
     return [base, *(kind for below in base.__subclasses__() for kind in _kinds(below))]
 
 
-def _describe(error: Exception, stage: str | None, layer: str | None, hidden: Mapping[str, str]) -> JobError:
+def _describe(error: Exception, hidden: Mapping[str, str]) -> JobError:
     match error:
         case ReportedError():
             level = logging.DEBUG if error.is_logged else logging.WARNING
             _log.log(level, "the job failed: %s", error, extra={"code": error.error.code})
-            code, retryable = error.error.code, error.error.retryable
-            message = _without_folders(error.error.message, hidden)
+            return error.error.model_copy(update={"message": _without_folders(error.error.message, hidden)})
         case RocketError() | AppError():
             _log.warning("the job failed: %s", error, extra={"code": error.code})
-            code, message, retryable = error.code, _without_folders(str(error), hidden), error.retryable
+            return JobError(code=error.code, message=_without_folders(str(error), hidden), retryable=error.retryable)
         case _ if _is_out_of_memory(error):
             _log.warning("the job failed: out of memory", exc_info=error)
-            code, retryable = InsufficientMemoryError.code, False
-            message = _OUT_OF_MEMORY
+            return _OUT_OF_MEMORY
         case _ if _lacks_processes(error):
             _log.warning("the job failed: no process or thread can be started", exc_info=error)
-            code, retryable = WorkerLostError.code, True
-            message = "the worker's machine has too many processes; raise the limit on them if this happens again"
+            return lost("the worker's machine has too many processes; raise the limit on them if this happens again")
         case OSError() if is_disk_full(error):
             _log.warning("the job failed: the disk is full: %s", error)
-            code, retryable = DiskFullError.code, False
-            message = "the service's disk is full; free some space, then retry the job"
+            return JobError(
+                code=DiskFullError.code, message="the service's disk is full; free some space, then retry the job"
+            )
         case _:
             _log.error("unexpected error", exc_info=error)
-            code, retryable = INTERNAL_ERROR, False
-            message = _INTERNAL
-    return JobError(code=code, message=message, stage=stage, layer=layer, retryable=retryable)
+            return internal_error()
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    match error:
-        case MemoryError():
-            return True
-        case OSError():
-            return error.errno == errno.ENOMEM
-        case RuntimeError():
-            # Torch has no exception class for running out of CPU memory.
-            return "can't allocate memory" in str(error)
-        case _:
-            return False
+    # Torch has no exception class for running out of CPU memory.
+    of_torch = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return of_torch or isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def _lacks_processes(error: Exception) -> bool:

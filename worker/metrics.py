@@ -15,30 +15,18 @@ from app.shared.repositories.statistics import read_attempt
 from app.shared.settings import Settings
 
 
-class AttemptMeter:
-    """Counter of attempts, based on their jobs' events, because a killed process cannot report them.
-
-    Args:
-        database: where the events are.
-        metrics: where attempts are counted.
-    """
-
-    def __init__(self, database: Database, metrics: WorkerMetrics) -> None:
-        self._database = database
-        self._metrics = metrics
-
-    @contextmanager
-    def measured(self, lease: Lease) -> Iterator[None]:
-        """Count an attempt, which lasts as long as the context."""
-        self._metrics.begin_attempt()
-        record = None
-        try:
-            yield
-            # An unavailable database costs one data point and nothing else.
-            with suppress(AppError), self._database.snapshot() as session:
-                record = read_attempt(session, lease.job_id, after=lease.claim_event)
-        finally:
-            self._metrics.end_attempt(record)
+@contextmanager
+def measured_attempt(database: Database, metrics: WorkerMetrics, lease: Lease) -> Iterator[None]:
+    """Count an attempt, which lasts as long as the context, by its job's events: a killed process reports nothing."""
+    metrics.begin_attempt()
+    record = None
+    try:
+        yield
+        # An unavailable database costs one data point and nothing else.
+        with suppress(AppError), database.snapshot() as session:
+            record = read_attempt(session, lease.job_id, after=lease.claim_event)
+    finally:
+        metrics.end_attempt(record)
 
 
 class MetricsServer:

@@ -2,10 +2,13 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
+from sqlalchemy.orm import Session
 
 from app.shared.database import Database
 from app.shared.errors import StorageError, StorageUnavailableError
@@ -24,6 +27,7 @@ _DELIVERY_RETENTION = timedelta(days=30)
 # A correction of the clock by no more than this does not delay reclaiming leases.
 _LEAP_SECONDS = 1.0
 _log = logging.getLogger(__name__)
+Deleted = TypeVar("Deleted", bound=Sequence[Any] | int)
 
 
 class Reconciler:
@@ -95,10 +99,13 @@ class Reconciler:
             sweeps.forget_idempotency_keys(session)
             sessions.forget_sessions(session)
             webhooks.forget_deliveries(session, retention=_DELIVERY_RETENTION)
-        self._forget_jobs()
-        self._forget_profiles()
-        self._forget_models()
-        while expired := self._expire():
+        settings = self._settings
+        if settings.job_retention_days is not None:
+            self._forget_jobs(settings.job_retention_days)
+        if settings.profile_retention_days is not None:
+            self._forget_profiles(settings.profile_retention_days)
+        self._forget_models(settings.model_retention_days)
+        for expired in self._batches(sweeps.expire_artifacts):
             self._remove(self._artifacts, expired)
         with self._database.snapshot() as session:
             identity = sweeps.identity(session)
@@ -132,42 +139,32 @@ class Reconciler:
         if orphans or unfinished:
             _log.info("removed %d files that belong to no job, and %d unfinished", len(orphans), unfinished)
 
-    def _forget_jobs(self) -> None:
-        days = self._settings.job_retention_days
-        while days is not None:
-            with self._database.transaction() as session:
-                deleted = jobs.delete_ended(session, retention=timedelta(days=days))
-            if not deleted:
-                return
+    def _forget_jobs(self, days: float) -> None:
+        for deleted in self._batches(partial(jobs.delete_ended, retention=timedelta(days=days))):
             _log.info("deleted %d jobs that ended more than %g days ago", len(deleted), days)
             self._remove(self._artifacts, [key for job in deleted for key in job.storage_keys])
             self._remove(self._work, [job.work_key for job in deleted if job.work_key is not None])
 
-    def _forget_profiles(self) -> None:
-        days = self._settings.profile_retention_days
-        while days is not None:
-            with self._database.transaction() as session:
-                deleted = profiles.delete_unused(session, retention=timedelta(days=days))
-            if not deleted:
-                return
+    def _forget_profiles(self, days: float) -> None:
+        for deleted in self._batches(partial(profiles.delete_unused, retention=timedelta(days=days))):
             _log.info("deleted %d profiles that no job has used for %g days", deleted, days)
 
-    def _forget_models(self) -> None:
-        days = self._settings.model_retention_days
+    def _forget_models(self, days: float | None) -> None:
         unfinished = timedelta(hours=self._settings.unfinished_model_hours)
         retention = None if days is None else timedelta(days=days)
-        while True:
-            with self._database.transaction() as session:
-                deleted = models.delete_old(session, unfinished=unfinished, retention=retention)
-            if not deleted:
-                return
+        for deleted in self._batches(partial(models.delete_old, unfinished=unfinished, retention=retention)):
             _log.info("deleted %d uploaded models that were abandoned, or unused for long", len(deleted))
             self._remove(self._artifacts, [key for model in deleted for key in model.storage_keys])
             self._remove(self._work, [model.work_key for model in deleted])
 
-    def _expire(self) -> list[str]:
-        with self._database.transaction() as session:
-            return sweeps.expire_artifacts(session)
+    def _batches(self, delete: Callable[[Session], Deleted]) -> Iterator[Deleted]:
+        """Delete rows, one transaction at a time, and yield what each has deleted, until nothing is left."""
+        while True:
+            with self._database.transaction() as session:
+                deleted = delete(session)
+            if not deleted:
+                return
+            yield deleted
 
     def _remove(self, storage: ArtifactStore | WorkFolders, keys: Iterable[str]) -> None:
         for key in keys:

@@ -28,7 +28,7 @@ from app.shared.settings import Settings
 from app.shared.storage import WorkFolders
 from worker.device import Kind, device_environment
 from worker.failures import ended, lost
-from worker.metrics import AttemptMeter
+from worker.metrics import measured_attempt
 from worker.processes.isolation import choose_mechanism
 from worker.processes.job_processes import JOB_PROGRAM, FreshJobs, JobProcess, JobProcesses, JobStart
 from worker.processes.limits import group_name
@@ -114,7 +114,7 @@ class Runner:
         self._settings = settings
         self._database = database
         self._equipment = equipment
-        self._meter = AttemptMeter(database, metrics or WorkerMetrics(CollectorRegistry()))
+        self._metrics = metrics or WorkerMetrics(CollectorRegistry())
         self._work = WorkFolders(settings.data_dir / "work")
         self.name = f"{socket.gethostname()[:_NAME_LENGTH]}:{os.getpid()}"
         self._slot = threading.Lock()
@@ -152,7 +152,7 @@ class Runner:
             lease = None if self._is_stopping else self._claim(job_id)
             if lease is None:
                 return False
-            with log_context(job_id=lease.job_id), self._meter.measured(lease):
+            with log_context(job_id=lease.job_id), measured_attempt(self._database, self._metrics, lease):
                 self._supervise(lease)
             return True
         finally:
@@ -203,8 +203,10 @@ class Runner:
         # Empty, because transformers mistakes a folder in the working directory for a repository of that name.
         empty = self._work.path(job.work_key) / "empty"
         empty.mkdir(exist_ok=True)
-        options = (*(f"--request={name}" for name in _request_of(job).values()), *self._device())
-        options += ("--isolation", choose_mechanism(self._settings.isolation))
+        options = [f"--request={name}" for name in _request_of(job).values()]
+        if self._equipment.device is not None:
+            options += ["--device", self._equipment.device]
+        options += ["--isolation", choose_mechanism(self._settings.isolation)]
         return self._processes.start(
             JobStart(
                 arguments=(lease.job_id, lease.fence, *options),
@@ -212,9 +214,6 @@ class Runner:
                 environment=job_environment(self._settings, self._equipment),
             )
         )
-
-    def _device(self) -> tuple[str, ...]:
-        return () if self._equipment.device is None else ("--device", self._equipment.device)
 
     def _watch(self, child: JobProcess, lease: Lease) -> _WatchResult:
         """Wait until the process ends or must be killed, which is up to the caller."""

@@ -94,7 +94,14 @@ class WebhookSender:
             destination = parse_destination(due.url, allow_private=allow_private)
             secret = decrypt(self._settings, due.secret).get_secret_value()
             body = json.dumps(due.body, separators=(",", ":")).encode()
-            headers = _headers(due.id, int(time.time()), body, secret)
+            timestamp = int(time.time())
+            headers = {
+                "Content-Type": "application/json",
+                "User-Agent": "rocket-webhooks",
+                "webhook-id": due.id,
+                "webhook-timestamp": str(timestamp),
+                "webhook-signature": sign(due.id, timestamp, body, secret),
+            }
             async with asyncio.timeout(_LONGEST_SECONDS):
                 resolve = partial(destination.resolve, allow_private=allow_private)
                 address = await to_thread.run_sync(resolve, abandon_on_cancel=True)
@@ -121,16 +128,6 @@ def sign(delivery_id: str, timestamp: int, body: bytes, secret: str) -> str:
     key = base64.b64decode(secret.removeprefix("whsec_"))
     digest = hmac.digest(key, f"{delivery_id}.{timestamp}.".encode() + body, hashlib.sha256)
     return f"v1,{base64.b64encode(digest).decode()}"
-
-
-def _headers(delivery_id: str, timestamp: int, body: bytes, secret: str) -> dict[str, str]:
-    return {
-        "Content-Type": "application/json",
-        "User-Agent": "rocket-webhooks",
-        "webhook-id": delivery_id,
-        "webhook-timestamp": str(timestamp),
-        "webhook-signature": sign(delivery_id, timestamp, body, secret),
-    }
 
 
 async def _post(destination: Destination, address: str, body: bytes, headers: dict[str, str]) -> int:

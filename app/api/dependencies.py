@@ -88,8 +88,7 @@ def _idempotency_key(
 
 def _hub_token(
     hub_token: Annotated[
-        str | None,
-        Header(description="A Hugging Face Hub token, `hf_...`; stored encrypted until the job ends."),
+        str | None, Header(description="A Hugging Face Hub token, `hf_...`; stored encrypted until the job ends.")
     ] = None,
 ) -> SecretStr | None:
     return None if hub_token is None else read_hub_token(hub_token)

@@ -36,25 +36,17 @@ _FAILURES: dict[type[Exception], str] = {
     errors.StorageError: "the service cannot read or write its files; ask its operator, whose log has the details",
     errors.DiskFullError: "the service's disk is full; try again later, or ask its operator to free some space",
 }
-# Errors that the framework raises before our code runs.
+# Codes of errors that the framework raises before our code runs, where they are not the status's own name.
 _FRAMEWORK_CODES = {
-    HTTPStatus.BAD_REQUEST: "bad_request",
-    HTTPStatus.NOT_FOUND: "not_found",
-    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
-    HTTPStatus.REQUEST_TIMEOUT: "request_timeout",
-    HTTPStatus.PRECONDITION_FAILED: "precondition_failed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body_too_large",
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "unsupported_media_type",
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "range_not_satisfiable",
-    HTTPStatus.MISDIRECTED_REQUEST: "misdirected_request",
 }
 # Statuses with our own messages; the framework's may repeat what was sent.
 _OUR_OWN_WORDS = {
     HTTPStatus.REQUEST_TIMEOUT,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     HTTPStatus.MISDIRECTED_REQUEST,
+    *_FRAMEWORK_CODES,
 }
 _FIELD = re.compile(r"[a-z_]{1,40}")
 _log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, to_thread
@@ -42,12 +42,29 @@ class TenantSlots:
             del self._taken[caller.tenant]
 
 
-class Threads(Protocol):
-    """An executor that runs a function in a thread."""
+class Threads:
+    """The threads for one kind of work that a caller may occupy.
+
+    Args:
+        limiter: all threads.
+        own: those of the caller's tenant; None lets it occupy all.
+    """
+
+    def __init__(self, limiter: CapacityLimiter, own: CapacityLimiter | None) -> None:
+        self._all = limiter
+        self._own = own
 
     async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Run a function and return its result."""
-        ...
+        """Run a function in a thread and return its result."""
+        if self._own is None:
+            return await to_thread.run_sync(function, *arguments, limiter=self._all)
+        # Not the task, as one task may run several functions at once.
+        borrower = object()
+        await self._own.acquire_on_behalf_of(borrower)
+        try:
+            return await to_thread.run_sync(function, *arguments, limiter=self._all)
+        finally:
+            self._own.release_on_behalf_of(borrower)
 
 
 class SharedThreads:
@@ -66,32 +83,8 @@ class SharedThreads:
     def of(self, caller: Caller) -> Threads:
         """Return the threads that a caller may occupy."""
         if caller.key_id is None:
-            return _Part(self._all, None)
+            return Threads(self._all, None)
         own = self._tenants.get(caller.tenant)
         if own is None:
             own = self._tenants[caller.tenant] = CapacityLimiter(self._share)
-        return _Part(self._all, own)
-
-
-class _Part:
-    def __init__(self, limiter: CapacityLimiter, own: CapacityLimiter | None) -> None:
-        self._all = limiter
-        self._own = own
-
-    async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
-        if self._own is None:
-            return await to_thread.run_sync(function, *arguments, limiter=self._all)
-        # The borrower is not the task, as one task may run several functions at once.
-        async with _Borrowed(self._own):
-            return await to_thread.run_sync(function, *arguments, limiter=self._all)
-
-
-class _Borrowed:
-    def __init__(self, limiter: CapacityLimiter) -> None:
-        self._limiter = limiter
-
-    async def __aenter__(self) -> None:
-        await self._limiter.acquire_on_behalf_of(self)
-
-    async def __aexit__(self, *_error: object) -> None:
-        self._limiter.release_on_behalf_of(self)
+        return Threads(self._all, own)

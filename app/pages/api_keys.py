@@ -8,7 +8,7 @@ from fastapi.responses import Response
 
 from app.api.dependencies import ActorDep, CallerDep, ContextDep
 from app.api.paths import PAGES
-from app.pages.forms import FieldsDep
+from app.pages.forms import FORM, FieldsDep
 from app.pages.rendering import redirect, render
 from app.services import api_keys
 from app.services.access import Caller
@@ -39,24 +39,16 @@ def create_key(
         if days and not (days.isdecimal() and len(days) <= _MAX_DIGITS):
             raise InvalidRequestError("write a number of days, or nothing for no limit", param="days")
         made = api_keys.create_key(
-            context,
-            caller,
-            actor,
-            label=fields.get("label", ""),
-            scopes=chosen,
-            days=int(days) if days else None,
+            context, caller, actor, label=fields.get("label", ""), scopes=chosen, days=int(days) if days else None
         )
     except InvalidRequestError as error:
         return _show(request, context, caller, problem=str(error), status=HTTPStatus.UNPROCESSABLE_ENTITY)
     return _show(request, context, caller, made=made)
 
 
-@router.post(f"{KEYS}/{{key_id}}/revoke")
-def revoke_key(
-    request: Request, key_id: str, context: ContextDep, caller: CallerDep, actor: ActorDep, fields: FieldsDep
-) -> Response:
+@router.post(f"{KEYS}/{{key_id}}/revoke", dependencies=[FORM])
+def revoke_key(request: Request, key_id: str, context: ContextDep, caller: CallerDep, actor: ActorDep) -> Response:
     """Revoke a key, and show the others."""
-    del fields
     api_keys.revoke_key(context, caller, actor, key_id)
     return redirect(request, KEYS)
 

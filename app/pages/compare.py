@@ -10,7 +10,8 @@ from app.api.ids import is_job_id
 from app.api.paths import PAGES
 from app.api.resources import JobView
 from app.api.serializers import job_view
-from app.pages.jobs import figure_data, find_report, with_quality
+from app.pages.figure_files import figure_file, figure_links
+from app.pages.jobs import find_report, with_quality
 from app.pages.models import quality_figure, quality_links
 from app.pages.rendering import render
 from app.services import jobs, uploads
@@ -42,18 +43,20 @@ def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, job_
     page, _ = jobs.list_jobs(context, owner, JobFilter(status=Status.SUCCEEDED), after=None, limit=_OFFERED)
     offered = [job for job in map(job_view, page) if job.kind == "compression"]
     models = list(dict.fromkeys(job.model_id for job, _ in compared))
-    query = "&".join(f"job={job.id}" for job, _ in compared)
+    marked = [job.id for job, _ in compared]
+    query = "&".join(f"job={job_id}" for job_id in marked)
     return render(
         request,
         "compare.html.j2",
         offered=offered,
         datasets=uploads.list_datasets(context, owner),
         compared=compared,
-        quality=_quality([report for _, report in compared]),
-        speed=_speed([report for _, report in compared]),
+        quality=_aligned([quality_rows(one.evaluation) if one.evaluation else [] for _, one in compared]),
+        speed=_aligned([export_rows(report) for _, report in compared]),
         figure=_figure(compared) if len(compared) > 1 else None,
-        measured=[_measured(context, owner, model_id, compared) for model_id in models],
-        links={kind: f"{_COMPARE}/figures/%s.{kind.lower()}?{query}" for kind in ("JSON", "CSV")},
+        # The figure of a model has all of its compressions, and those that are compared are marked.
+        measured=[(quality_figure(context, owner, name, marked), quality_links(name)) for name in models],
+        links=figure_links(_COMPARE, f"?{query}"),
         most=_MOST,
     )
 
@@ -61,9 +64,7 @@ def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, job_
 @router.get(f"{_COMPARE}/figures/{{name}}")
 def show_figure_data(name: str, context: ContextDep, owner: OwnerDep, job_ids: _JobIds = []) -> Response:  # noqa: B006 - as above
     """Return the data of the figure, as JSON or CSV."""
-    figure = _figure(_reports_of(context, owner, job_ids))
-    stem, _, suffix = name.rpartition(".")
-    return figure_data(figure if figure.name == stem else None, suffix)
+    return figure_file(name, [_figure(_reports_of(context, owner, job_ids))])
 
 
 def _reports_of(context: Context, owner: str, job_ids: list[str]) -> list[tuple[JobView, CompressionReport]]:
@@ -83,14 +84,6 @@ def _compared(report: CompressionReport) -> CompressionReport:
     return summarize_report(report).model_copy(update={"evaluation": evaluation})
 
 
-def _measured(
-    context: Context, owner: str, model_id: str, compared: list[tuple[JobView, CompressionReport]]
-) -> tuple[Figure, dict[str, str]]:
-    """Return the figure of all compressions of a model with the compared ones marked, and links to its data."""
-    marked = [job.id for job, _ in compared]
-    return quality_figure(context, owner, model_id, marked), quality_links(model_id)
-
-
 def _figure(compared: list[tuple[JobView, CompressionReport]]) -> Figure:
     names = [
         f"{number}: {report.model}, {bytes_text(report.totals.stored_bytes)}"
@@ -99,21 +92,8 @@ def _figure(compared: list[tuple[JobView, CompressionReport]]) -> Figure:
     return allocation_difference([(name, report.layers) for name, (_, report) in zip(names, compared, strict=True)])
 
 
-def _quality(reports: list[CompressionReport]) -> dict[str, list[str]]:
-    """Return what was measured, with a value for each report; empty where it was not measured."""
-    rows = [[] if report.evaluation is None else quality_rows(report.evaluation) for report in reports]
-    return _aligned([{name: _change(before, after) for name, before, after in table} for table in rows])
-
-
-def _speed(reports: list[CompressionReport]) -> dict[str, list[str]]:
-    """Return the memory and speed that were measured, with a value for each report; empty where they were not."""
-    return _aligned([{name: _change(before, after) for name, before, after in export_rows(one)} for one in reports])
-
-
-def _change(before: str, after: str) -> str:
-    return f"{before} → {after}" if before else after
-
-
-def _aligned(tables: list[dict[str, str]]) -> dict[str, list[str]]:
-    names = dict.fromkeys(name for table in tables for name in table)
-    return {name: [table.get(name, "") for table in tables] for name in names}
+def _aligned(tables: list[list[tuple[str, str, str]]]) -> dict[str, list[str]]:
+    """Return what was measured, with the change in each table; empty where it was not measured."""
+    changes = [{name: f"{before} → {after}" if before else after for name, before, after in rows} for rows in tables]
+    names = dict.fromkeys(name for table in changes for name in table)
+    return {name: [table.get(name, "") for table in changes] for name in names}

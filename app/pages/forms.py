@@ -1,12 +1,12 @@
 """Conversion of submitted forms to requests of the API."""
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from app.pages.form_bodies import FormDep
 from app.services.access import Caller
@@ -19,15 +19,8 @@ from rocket_core.sizes.token_counts import parse_tokens
 _CSRF_HEADER = "x-csrf-token"
 # The form field of each member of a request.
 _FIELDS = {
-    "calibration.dataset": "dataset",
-    "calibration.samples": "samples",
-    "calibration.sequence_length": "sequence_length",
-    "calibration.seed": "seed",
-    "options.preset": "preset",
-    "options.ignore": "ignore",
-    "options.export": "export",
-    "options.include": "include",
-    "options.engine": "engine",
+    **{f"calibration.{name}": name for name in ("dataset", "samples", "sequence_length", "seed")},
+    **{f"options.{name}": name for name in ("preset", "ignore", "export", "include", "engine")},
     "options.heal_tokens": "heal",
     "target_bytes": "size",
     "evaluate.dataset": "evaluate_dataset",
@@ -35,6 +28,7 @@ _FIELDS = {
 }
 
 Fields = Mapping[str, str]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def _fields(request: Request, fields: FormDep) -> dict[str, str]:
@@ -58,6 +52,8 @@ def _check_token(request: Request, sent: str) -> None:
 
 
 FieldsDep = Annotated[dict[str, str], Depends(_fields)]
+FORM = Depends(_fields)
+"""The check of a form whose fields are not read."""
 CSRF = Depends(_check_header)
 
 
@@ -82,7 +78,7 @@ def read_compression(fields: Fields) -> CompressionRequest:
     body = _common(fields)
     match fields.get("target"):
         case "size":
-            body["target_bytes"] = _size(fields.get("size", ""))
+            body["target_bytes"] = _parsed(parse_size, "size", fields)
         case "bits":
             body["bits"] = _number(fields.get("bits", ""))
         case _:
@@ -93,11 +89,8 @@ def read_compression(fields: Fields) -> CompressionRequest:
     if fields.get("benchmark"):
         body["benchmark"] = True
     if fields.get("heal"):
-        body["options"]["heal_tokens"] = _tokens(fields["heal"])
-    try:
-        return CompressionRequest.model_validate(body)
-    except ValidationError as error:
-        raise InvalidFieldsError(_problems(error)) from None
+        body["options"]["heal_tokens"] = _parsed(parse_tokens, "heal", fields)
+    return _validated(CompressionRequest, body)
 
 
 def read_evaluation(fields: Fields) -> EvaluationRequest:
@@ -111,10 +104,7 @@ def read_evaluation(fields: Fields) -> EvaluationRequest:
         body["dataset"] = fields["dataset"]
     if fields.get("answer_tokens"):
         body["answer_tokens"] = _number(fields["answer_tokens"])
-    try:
-        return EvaluationRequest.model_validate(body)
-    except ValidationError as error:
-        raise InvalidFieldsError(_problems(error)) from None
+    return _validated(EvaluationRequest, body)
 
 
 def prompt_lines(fields: Fields) -> list[str]:
@@ -132,10 +122,13 @@ def read_profile(fields: Fields) -> JobRequest:
     body = _common(fields)
     if _counts_bytes(fields):
         body["options"]["budget"] = "bytes"
-    try:
-        return ProfileRequest.model_validate(body).job_request()
-    except ValidationError as error:
-        raise InvalidFieldsError(_problems(error)) from None
+    return _validated(ProfileRequest, body).job_request()
+
+
+def idempotency_key(fields: Fields, request: JobRequest) -> str | None:
+    """Return the idempotency key of a form: sent twice it creates one job, sent again with changes another one."""
+    form = fields.get("form")
+    return f"{form}-{request.fingerprint()[:16]}" if form else None
 
 
 def lacks_size(fields: Fields) -> bool:
@@ -163,10 +156,7 @@ def _common(fields: Fields) -> dict[str, Any]:
     if fields.get("dataset"):
         calibration["dataset"] = fields["dataset"]
     body: dict[str, Any] = {"model_id": fields.get("model_id", ""), "calibration": calibration, "options": options}
-    if fields.get("revision"):
-        body["revision"] = fields["revision"]
-    if fields.get("queue"):
-        body["queue"] = fields["queue"]
+    body |= {name: fields[name] for name in ("revision", "queue") if fields.get(name)}
     if fields.get("label"):
         body["metadata"] = {"label": fields["label"]}
     return body
@@ -190,18 +180,11 @@ def _exports(chosen: str, engine: Engine) -> list[str]:
             return [chosen]
 
 
-def _size(text: str) -> int:
+def _parsed(parse: Callable[[str], int], field: str, fields: Fields) -> int:
     try:
-        return parse_size(text)
+        return parse(fields.get(field, ""))
     except ValueError as error:
-        raise InvalidFieldsError({"size": str(error)}) from None
-
-
-def _tokens(text: str) -> int:
-    try:
-        return parse_tokens(text)
-    except ValueError as error:
-        raise InvalidFieldsError({"heal": str(error)}) from None
+        raise InvalidFieldsError({field: str(error)}) from None
 
 
 def field_of(member: str) -> str:
@@ -209,9 +192,12 @@ def field_of(member: str) -> str:
     return _FIELDS.get(".".join(member.split(".")[:2]), "")
 
 
-def _problems(error: ValidationError) -> dict[str, str]:
-    messages: dict[str, str] = {}
-    for item in error.errors(include_input=False, include_url=False):
-        member = ".".join(str(part) for part in item["loc"][:2])
-        messages.setdefault(_FIELDS.get(member, member), item["msg"].removeprefix("Value error, "))
-    return messages
+def _validated(kind: type[Model], body: Mapping[str, Any]) -> Model:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        messages: dict[str, str] = {}
+        for item in error.errors(include_input=False, include_url=False):
+            member = ".".join(str(part) for part in item["loc"][:2])
+            messages.setdefault(_FIELDS.get(member, member), item["msg"].removeprefix("Value error, "))
+        raise InvalidFieldsError(messages) from None

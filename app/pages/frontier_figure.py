@@ -1,4 +1,4 @@
-"""The frontier figure of a profiled model."""
+"""Figures of what a profiled model is predicted to be."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 from rocket_core.candidates import SizePoint
 from rocket_core.report.figure import Figure
 from rocket_core.report.figures import size_frontier
+from rocket_core.report.layer_maps import predicted_map
 
 if TYPE_CHECKING:
+    from app.services.profiles import Predicted
     from rocket_core.allocation.predictor import Predictor
 
 
@@ -33,3 +35,16 @@ def frontier_of(
         marked_bytes=marked_bytes,
         marked_error=marked_error,
     )
+
+
+def predicted_figures(
+    predictor: "Predictor", points: Sequence[Mapping[str, Any]], predicted: "Predicted | None"
+) -> dict[str, Figure | None]:
+    """Return the `frontier` of a profiled model, with a prediction marked, and the predicted `allocation` if any."""
+    if predicted is None:
+        return {"frontier": frontier_of(predictor, points, marked_bytes=None), "allocation": None}
+    error = predicted.allocation.total_error
+    return {
+        "frontier": frontier_of(predictor, points, marked_bytes=predicted.model_bytes, marked_error=error),
+        "allocation": predicted_map(predictor.chosen(predicted.allocation)),
+    }

@@ -1,6 +1,5 @@
 """`/` and `/ui/jobs`: where a new user starts, and current and past jobs."""
 
-import json
 import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -8,14 +7,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import ValidationError
-from starlette.exceptions import HTTPException
 
 from app.api.dependencies import ActorDep, AdmissionDep, ContextDep, JobId, OwnerDep
 from app.api.ids import AfterJob
 from app.api.paths import HOME, PAGES
 from app.api.resources import JobView
 from app.api.serializers import current_view, current_views, evaluation_view, job_view
-from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, read_evaluation
+from app.pages.figure_files import figure_file, figure_links
+from app.pages.forms import FORM, Fields, FieldsDep, InvalidFieldsError, idempotency_key, read_evaluation
 from app.pages.frontier_figure import frontier_of
 from app.pages.pushes import push_section
 from app.pages.rendering import redirect, render
@@ -27,7 +26,7 @@ from app.shared.errors import InvalidRequestError, ProfileNotFoundError, ReportN
 from app.shared.lifecycle import Status
 from app.shared.repositories.audit import Actor
 from app.shared.repositories.jobs import JobFilter
-from app.shared.requests import SOURCE_EXPORT, ExportRequest, HealingRequest, JobRequest
+from app.shared.requests import SOURCE_EXPORT, ExportRequest, HealingRequest
 from rocket_core.config import DEFAULT_HEALING_TOKENS
 from rocket_core.report.cost_table import cost_comparison
 from rocket_core.report.figure import Figure
@@ -109,7 +108,7 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, actor: ActorD
         cost=None if report is None else cost_comparison(report),
         frontier=frontier,
         files=files,
-        links=figure_links(job_id),
+        links=figure_links(f"{_JOBS}/{job_id}"),
         **_state(context, owner, job_id),
     )
 
@@ -140,7 +139,7 @@ def show_curve(
     if curve is None or len(curve.rows) == points:
         # The page keeps what it has.
         return Response(status_code=204)
-    return render(request, "job_curve.html.j2", job=job, curve=curve, links=figure_links(job_id))
+    return render(request, "job_curve.html.j2", job=job, curve=curve, links=figure_links(f"{_JOBS}/{job_id}"))
 
 
 @router.get(f"{_JOBS}/{{job_id}}/map")
@@ -186,9 +185,7 @@ def show_figure_data(job_id: JobId, name: str, context: ContextDep, owner: Owner
     report = find_report(context, owner, job_id)
     figures = [] if report is None else [*report_figures(report), cost_comparison(report)]
     curve = _curve(context, owner, job_view(jobs.get_job(context, owner, job_id)), report)
-    by_name = {figure.name: figure for figure in (*figures, *([] if curve is None else [curve]))}
-    stem, _, suffix = name.rpartition(".")
-    return figure_data(by_name.get(stem), suffix)
+    return figure_file(name, [*figures, curve])
 
 
 @router.get(f"{_JOBS}/{{job_id}}/exports")
@@ -229,17 +226,15 @@ async def heal(
     return await threads.run(_heal, request, context, actor, job_id, fields)
 
 
-@router.post(f"{_JOBS}/{{job_id}}/retry")
-def retry(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
+@router.post(f"{_JOBS}/{{job_id}}/retry", dependencies=[FORM])
+def retry(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep) -> Response:
     """Retry a job that failed or was cancelled, and show the new one."""
-    del fields
     return redirect(request, f"{_JOBS}/{jobs.retry_job(context, actor, job_id).job.id}")
 
 
-@router.post(f"{_JOBS}/{{job_id}}/delete")
-def delete(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
+@router.post(f"{_JOBS}/{{job_id}}/delete", dependencies=[FORM])
+def delete(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep) -> Response:
     """Delete a job that has ended, with its files."""
-    del fields
     jobs.delete_job(context, actor, job_id)
     return redirect(request, _JOBS)
 
@@ -260,7 +255,7 @@ def _heal(request: Request, context: Context, actor: Actor, job_id: str, fields:
             "write how many tokens to train on, such as 500k or 2M, at most 1000G", param="tokens"
         ) from None
     job_request = jobs.healing_request(context, actor.tenant, job_id, wanted)
-    job = jobs.submit_job(context, actor, job_request, _key(fields, job_request)).job
+    job = jobs.submit_job(context, actor, job_request, idempotency_key(fields, job_request)).job
     return redirect(request, f"{_JOBS}/{job.id}")
 
 
@@ -270,7 +265,7 @@ def _export(request: Request, context: Context, actor: Actor, job_id: str, field
     except ValidationError:
         raise InvalidRequestError("choose dense, gguf or compressed-tensors", param="to") from None
     job_request = exports.export_request(context, actor.tenant, job_id, wanted)
-    jobs.submit_job(context, actor, job_request, _key(fields, job_request))
+    jobs.submit_job(context, actor, job_request, idempotency_key(fields, job_request))
     return redirect(request, f"{_JOBS}/{job_id}#exports")
 
 
@@ -281,11 +276,6 @@ def _exports(context: Context, owner: str, job_id: str) -> dict[str, Any]:
     return {"exports": made, "offers": offers, "form": secrets.token_urlsafe(16)}
 
 
-def _key(fields: Fields, job_request: JobRequest) -> str | None:
-    form = fields.get("form")
-    return f"{form}-{job_request.fingerprint()[:16]}" if form else None
-
-
 def _curve(context: Context, owner: str, job: JobView, report: CompressionReport | None) -> Figure | None:
     """Return the loss curve of a job that heals: that of its report, or what is known so far."""
     if job.options.heal_tokens is None:
@@ -293,25 +283,6 @@ def _curve(context: Context, owner: str, job: JobView, report: CompressionReport
     if report is not None and report.healing is not None:
         return loss_curve(report.healing.curve)
     return loss_curve(jobs.list_healing_points(context, owner, job.id))
-
-
-def figure_links(job_id: str) -> dict[str, str]:
-    """Return the addresses of a job's figure data, with `%s` for the figure's name."""
-    return {kind: f"{_JOBS}/{job_id}/figures/%s.{kind.lower()}" for kind in ("JSON", "CSV")}
-
-
-def figure_data(figure: Figure | None, suffix: str) -> Response:
-    """Return the data of a figure as a file.
-
-    Raises:
-        HTTPException: 404, the figure or the format does not exist.
-    """
-    if figure is None or suffix not in {"json", "csv"}:
-        raise HTTPException(404)
-    headers = {"Content-Disposition": f'attachment; filename="{figure.name}.{suffix}"', "Cache-Control": "no-store"}
-    if suffix == "csv":
-        return Response(figure.csv(), media_type="text/csv", headers=headers)
-    return Response(json.dumps(figure.model_dump()), media_type="application/json", headers=headers)
 
 
 def _evaluate(request: Request, job_id: str, context: Context, actor: Actor, fields: Fields) -> Response:

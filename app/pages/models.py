@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from app.api.dependencies import ContextDep, OwnerDep
 from app.api.paths import PAGES
 from app.api.serializers import job_view
-from app.pages.jobs import figure_data
+from app.pages.figure_files import figure_file, figure_links
 from app.pages.rendering import render
 from app.services import measurements
 from app.services.context import Context
@@ -42,9 +42,7 @@ def show_model(request: Request, context: ContextDep, owner: OwnerDep, model_id:
 @router.get(f"{MODEL}/figures/{{name}}")
 def show_figure_data(name: str, context: ContextDep, owner: OwnerDep, model_id: ModelName) -> Response:
     """Return the data of the figure, as JSON or CSV."""
-    figure = quality_figure(context, owner, model_id)
-    stem, _, suffix = name.rpartition(".")
-    return figure_data(figure if figure.name == stem else None, suffix)
+    return figure_file(name, [quality_figure(context, owner, model_id)])
 
 
 def quality_figure(context: Context, owner: str, model_id: str, marked: Collection[str] = ()) -> Figure:
@@ -74,4 +72,4 @@ def quality_figure(context: Context, owner: str, model_id: str, marked: Collecti
 
 def quality_links(model_id: str) -> dict[str, str]:
     """Return the addresses of the figure's data, with `%s` for its name."""
-    return {kind: f"{MODEL}/figures/%s.{kind.lower()}?id={model_id}" for kind in ("JSON", "CSV")}
+    return figure_links(MODEL, f"?id={model_id}")

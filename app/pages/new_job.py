@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -16,11 +17,12 @@ from app.pages.forms import (
     FieldsDep,
     InvalidFieldsError,
     field_of,
+    idempotency_key,
     lacks_size,
     read_compression,
     read_profile,
 )
-from app.pages.frontier_figure import frontier_of
+from app.pages.frontier_figure import predicted_figures
 from app.pages.rendering import redirect, render
 from app.services import estimates, jobs, models, profiles, uploads
 from app.services.context import Context
@@ -36,7 +38,6 @@ from rocket_core.engines import ENGINES
 from rocket_core.errors import InfeasibleBudgetError, RocketError
 from rocket_core.inspection.files.model_parts import OTHERS, PARTS
 from rocket_core.report.figure import Figure
-from rocket_core.report.layer_maps import predicted_map
 
 router = APIRouter(include_in_schema=False)
 
@@ -52,24 +53,8 @@ _DEFAULTS = {
 }
 # Fields that the address may prefill, so that a job can be repeated with another ratio.
 _PREFILLED = (
-    *_DEFAULTS,
-    *(
-        "model_id",
-        "revision",
-        "sequence_length",
-        "seed",
-        "size",
-        "bits",
-        "ignore",
-        "include",
-        "queue",
-        "label",
-        "evaluate",
-        "benchmark",
-        "heal",
-    ),
-    "evaluate_dataset",
-    "prompts",
+    *(*_DEFAULTS, "model_id", "revision", "sequence_length", "seed", "size", "bits", "ignore", "include"),
+    *("queue", "label", "evaluate", "evaluate_dataset", "prompts", "benchmark", "heal"),
 )
 
 
@@ -148,7 +133,7 @@ def _submit(
 ) -> Response:
     try:
         job_request = read(fields)
-        submission = jobs.submit_job(context, actor, job_request, _key(fields, job_request))
+        submission = jobs.submit_job(context, actor, job_request, idempotency_key(fields, job_request))
     except InvalidFieldsError as error:
         return _form(request, context, actor.tenant, fields, error.problems, HTTPStatus.UNPROCESSABLE_ENTITY)
     except (AppError, RocketError) as error:
@@ -157,12 +142,6 @@ def _submit(
             raise
         return _form(request, context, actor.tenant, fields, {field_of(param_of(error) or ""): str(error)}, status)
     return redirect(request, f"{PAGES}/jobs/{submission.job.id}")
-
-
-def _key(fields: Fields, request: JobRequest) -> str | None:
-    """Return the idempotency key of a form: sent twice it creates one job, sent again with changes another one."""
-    form = fields.get("form")
-    return f"{form}-{request.fingerprint()[:16]}" if form else None
 
 
 def _form(
@@ -200,13 +179,11 @@ def _preview(context: Context, owner: str, request: JobRequest) -> Preview:
     except (AppError, RocketError) as error:
         return Preview(refusal=str(error), suggestion=_suggestion(request, error))
     profile = profiles.find_profile_for(context, owner, request)
-    if profile is None:
-        return Preview(estimate=estimate, lacks_target=request.target is None)
-    try:
-        return _predict(context, owner, request, estimate, profile)
-    except ProfileNotFoundError:
-        # Deleted since it was found.
-        return Preview(estimate=estimate, lacks_target=request.target is None)
+    # It may be deleted since it was found.
+    with suppress(ProfileNotFoundError):
+        if profile is not None:
+            return _predict(context, owner, request, estimate, profile)
+    return Preview(estimate=estimate, lacks_target=request.target is None)
 
 
 def _suggestion(request: JobRequest, error: Exception) -> float | None:
@@ -228,14 +205,8 @@ def _predict(context: Context, owner: str, request: JobRequest, estimate: Estima
         predicted=predicted,
         refusal=refusal,
         suggestion=nearest,
-        frontier=frontier_of(
-            predictor,
-            points,
-            marked_bytes=None if predicted is None else predicted.model_bytes,
-            marked_error=None if predicted is None else predicted.allocation.total_error,
-        ),
-        allocation=None if predicted is None else predicted_map(predictor.chosen(predicted.allocation)),
         lacks_target=request.target is None,
+        **predicted_figures(predictor, points, predicted),
     )
 
 

@@ -10,16 +10,14 @@ from app.api.ids import AfterProfile
 from app.api.paths import PAGES
 from app.api.routes.profiles import ProfileId
 from app.api.serializers import profile_view
-from app.pages.forms import FieldsDep
-from app.pages.frontier_figure import frontier_of
-from app.pages.jobs import figure_data
+from app.pages.figure_files import figure_file, figure_links
+from app.pages.forms import FORM
+from app.pages.frontier_figure import predicted_figures
 from app.pages.rendering import redirect, render
 from app.pages.what_if import Question, QuestionDep, WhatIf
 from app.services import profiles, uploads
 from app.services.context import Context
 from rocket_core.errors import InfeasibleBudgetError
-from rocket_core.report.figure import Figure
-from rocket_core.report.layer_maps import predicted_map
 
 router = APIRouter(include_in_schema=False)
 
@@ -28,19 +26,13 @@ _PAGE = 50
 
 
 @router.get(_PROFILES)
-def show_profiles(
-    request: Request,
-    context: ContextDep,
-    owner: OwnerDep,
-    after: AfterProfile = None,
-) -> Response:
+def show_profiles(request: Request, context: ContextDep, owner: OwnerDep, after: AfterProfile = None) -> Response:
     """Show all profiles, newest first."""
     page, has_more = profiles.list_profiles(context, owner, after=after, limit=_PAGE)
-    rows = [profile_view(profile) for profile in page]
     return render(
         request,
         "profiles.html.j2",
-        profiles=rows,
+        profiles=list(map(profile_view, page)),
         has_more=has_more,
         settings=context.settings,
         datasets=uploads.list_datasets(context, owner),
@@ -73,17 +65,12 @@ def show_figure_data(
 ) -> Response:
     """Return the data of a figure, as JSON or CSV."""
     values = _what_if(context, owner, profile_id, question)
-    figures = {figure.name: figure for figure in values.values() if isinstance(figure, Figure)}
-    stem, _, suffix = name.rpartition(".")
-    return figure_data(figures.get(stem), suffix)
+    return figure_file(name, [values["frontier"], values["allocation"]])
 
 
-@router.post(f"{_PROFILES}/{{profile_id}}/delete")
-def delete(
-    request: Request, profile_id: ProfileId, context: ContextDep, actor: ActorDep, fields: FieldsDep
-) -> Response:
+@router.post(f"{_PROFILES}/{{profile_id}}/delete", dependencies=[FORM])
+def delete(request: Request, profile_id: ProfileId, context: ContextDep, actor: ActorDep) -> Response:
     """Delete a profile; the jobs that made or used it remain."""
-    del fields
     profiles.delete_profile(context, actor, profile_id)
     return redirect(request, _PROFILES)
 
@@ -92,28 +79,17 @@ def _what_if(
     context: Context, owner: str, profile_id: str, question: Question, *, within_reach: bool = False
 ) -> dict[str, Any]:
     predictor, points = profiles.get_frontier(context, owner, profile_id)
-    model = predictor.profile
     asked = WhatIf(predictor, question, within_reach=within_reach)
-    refusal, predicted, allocation = None, None, None
+    refusal, predicted = None, None
     try:
         predicted = profiles.allocate(context, owner, profile_id, asked.target)
     except InfeasibleBudgetError as infeasible:
         refusal = str(infeasible)
-    else:
-        allocation = predicted_map(predictor.chosen(predicted.allocation))
     return {
         "asked": asked,
         "refusal": refusal,
         "predicted": predicted,
-        "dense_bytes": model.dense_bytes,
-        "allocation": allocation,
-        "frontier": frontier_of(
-            predictor,
-            points,
-            marked_bytes=None if predicted is None else predicted.model_bytes,
-            marked_error=None if predicted is None else predicted.allocation.total_error,
-        ),
-        "links": {
-            kind: f"{_PROFILES}/{profile_id}/figures/%s.{kind.lower()}?{asked.query}" for kind in ("JSON", "CSV")
-        },
+        "dense_bytes": predictor.profile.dense_bytes,
+        "links": figure_links(f"{_PROFILES}/{profile_id}", f"?{asked.query}"),
+        **predicted_figures(predictor, points, predicted),
     }

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from app.api.dependencies import ActorDep, AdmissionDep, ContextDep, JobId, OwnerDep, read_hub_token
 from app.api.paths import PAGES
 from app.api.serializers import job_view, push_view
-from app.pages.forms import Fields, FieldsDep
+from app.pages.forms import Fields, FieldsDep, idempotency_key
 from app.pages.rendering import redirect, render
 from app.services import jobs, pushes
 from app.services.context import Context
@@ -67,9 +67,7 @@ def _push(request: Request, context: Context, actor: Actor, job_id: str, fields:
         raise InvalidRequestError("enter a Hub token with write access; it is deleted when the push ends")
     token = choose_push_token(context.settings, actor, read_hub_token(sent) if sent else None)
     job_request = pushes.push_request(context, actor.tenant, job_id, wanted)
-    form = fields.get("form")
-    key = f"{form}-{job_request.fingerprint()[:16]}" if form else None
-    jobs.submit_job(context, actor, job_request, key, token)
+    jobs.submit_job(context, actor, job_request, idempotency_key(fields, job_request), token)
     return redirect(request, f"{PAGES}/jobs/{job_id}#push")
 
 

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from app.api.dependencies import ActorDep, CallerDep, ClientDep, ContextDep
 from app.api.paths import HOME, PAGES, SESSION_COOKIE, SIGN_IN
 from app.pages.form_bodies import FormDep
-from app.pages.forms import FieldsDep
+from app.pages.forms import FORM
 from app.pages.rendering import redirect, render
 from app.services import sessions
 from app.services.sessions import SESSION_SECONDS
@@ -44,10 +44,9 @@ def sign_in(request: Request, context: ContextDep, client: ClientDep, fields: Fo
     return answer
 
 
-@router.post(f"{PAGES}/sign-out")
-def sign_out(request: Request, context: ContextDep, caller: CallerDep, actor: ActorDep, fields: FieldsDep) -> Response:
+@router.post(f"{PAGES}/sign-out", dependencies=[FORM])
+def sign_out(request: Request, context: ContextDep, caller: CallerDep, actor: ActorDep) -> Response:
     """End the session of this browser, for every copy of its cookie."""
-    del fields
     sessions.sign_out(context, caller, actor)
     answer = redirect(request, SIGN_IN)
     answer.delete_cookie(SESSION_COOKIE)

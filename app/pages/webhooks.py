@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from app.api.dependencies import ActorDep, ContextDep, OwnerDep
 from app.api.paths import PAGES
 from app.api.routes.webhooks import WebhookId
-from app.pages.forms import FieldsDep
+from app.pages.forms import FORM, FieldsDep
 from app.pages.rendering import redirect, render
 from app.services import webhooks
 from app.services.context import Context
@@ -52,22 +52,16 @@ def create_webhook(request: Request, context: ContextDep, actor: ActorDep, field
     return _show(request, context, actor.tenant, made=(hook, secret))
 
 
-@router.post(f"{WEBHOOKS}/{{webhook_id}}/test")
-def send_test(
-    request: Request, webhook_id: WebhookId, context: ContextDep, actor: ActorDep, fields: FieldsDep
-) -> Response:
+@router.post(f"{WEBHOOKS}/{{webhook_id}}/test", dependencies=[FORM])
+def send_test(request: Request, webhook_id: WebhookId, context: ContextDep, actor: ActorDep) -> Response:
     """Send a test delivery, and show all webhooks."""
-    del fields
     webhooks.test_webhook(context, actor, webhook_id)
     return redirect(request, f"{WEBHOOKS}#{webhook_id}")
 
 
-@router.post(f"{WEBHOOKS}/{{webhook_id}}/delete")
-def delete_webhook(
-    request: Request, webhook_id: WebhookId, context: ContextDep, actor: ActorDep, fields: FieldsDep
-) -> Response:
+@router.post(f"{WEBHOOKS}/{{webhook_id}}/delete", dependencies=[FORM])
+def delete_webhook(request: Request, webhook_id: WebhookId, context: ContextDep, actor: ActorDep) -> Response:
     """Delete a webhook, and show the others."""
-    del fields
     webhooks.delete_webhook(context, actor, webhook_id)
     return redirect(request, WEBHOOKS)
 

@@ -1,7 +1,7 @@
 """What a profile's page predicts: for a size, for bits per weight, or for a ratio."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal, assert_never
 from urllib.parse import urlencode
 
@@ -33,22 +33,13 @@ class Question:
         ratio: fraction to remove.
     """
 
-    choice: Choice | None
-    size: float | None
-    bits: float | None
-    ratio: float | None
+    choice: Annotated[Choice | None, Query(alias="target")] = None
+    size: Annotated[float | None, Query(gt=0, lt=1e15)] = None
+    bits: Annotated[float | None, Query(gt=0, le=_MOST_BITS)] = None
+    ratio: Annotated[float | None, Query(ge=0, lt=1)] = None
 
 
-def _question(
-    target: Choice | None = None,
-    size: Annotated[float | None, Query(gt=0, lt=1e15)] = None,
-    bits: Annotated[float | None, Query(gt=0, le=_MOST_BITS)] = None,
-    ratio: Annotated[float | None, Query(ge=0, lt=1)] = None,
-) -> Question:
-    return Question(choice=target, size=size, bits=bits, ratio=ratio)
-
-
-QuestionDep = Annotated[Question, Depends(_question)]
+QuestionDep = Annotated[Question, Depends()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +97,9 @@ class WhatIf:
                 _slider("bits", predictor.fewest_bits, bits, question.bits, min(4.5, bits), step=0.05),
                 *sliders,
             ]
-        self.sliders = {slider.choice: slider if not within_reach else _within(slider) for slider in sliders}
+        if within_reach:
+            sliders = [replace(one, value=min(max(one.value, one.least), one.most)) for one in sliders]
+        self.sliders = {slider.choice: slider for slider in sliders}
 
     @property
     def target(self) -> ByBytes | ByBits | ByRatio:
@@ -164,11 +157,6 @@ def _slider(
         step = 10.0 ** math.floor(math.log10(max(most - least, 1e-3) / _STEPS))
     value = usual if asked is None else asked
     return Slider(choice=choice, least=float(least), most=float(max(least, most)), step=step, value=float(value))
-
-
-def _within(slider: Slider) -> Slider:
-    value = min(max(slider.value, slider.least), slider.most)
-    return Slider(choice=slider.choice, least=slider.least, most=slider.most, step=slider.step, value=value)
 
 
 def _rounded(value: float, *, up: bool = False) -> float:

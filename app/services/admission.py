@@ -63,21 +63,17 @@ _processes = ForkServer("app.services.judge_process:run", environment=_environme
 
 @contextmanager
 def template_kept() -> Iterator[None]:
-    """Keep the process that judging processes are forked from, once it exists, while the context is open."""
+    """Start the process that judging processes are forked from, and keep it while the context is open."""
     _processes.hold()
-    try:
-        yield
-    finally:
-        _processes.release()
-
-
-def start_template() -> None:
-    """Start that process ahead of the first request, without waiting for it."""
     try:
         _processes.start()
     except ForkServerError as error:
         # The first request tries again, and its client gets the error.
         _log.error("no process can be started to read models: %s", error)
+    try:
+        yield
+    finally:
+        _processes.release()
 
 
 def no_uploads(owner: str, name: str) -> Path:
@@ -206,8 +202,7 @@ class Admission:
                 ) from error
             if error.is_own:
                 raise RateLimitedError(
-                    "too many concurrent requests from this tenant; send fewer at a time",
-                    retry_after=_RETRY_SECONDS,
+                    "too many concurrent requests from this tenant; send fewer at a time", retry_after=_RETRY_SECONDS
                 ) from error
             raise BusyError("too many models are being read at once; try again later") from error
 

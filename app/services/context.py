@@ -1,14 +1,18 @@
 """The dependencies of service functions."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from app.services.admission import Admission
 from app.services.model_headers import ModelHeaders
 from app.services.predictor_cache import PredictorCache
 from app.shared.database import Database
+from app.shared.errors import StorageError
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders, open_store
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +39,16 @@ class Context:
     predictors: PredictorCache
     on_queued: Callable[[], None]
 
+    def discard(self, storage_keys: Iterable[str], work_key: str | None = None) -> None:
+        """Remove files that nothing refers to any more; the reconciler removes what cannot be removed now."""
+        try:
+            for key in storage_keys:
+                self.artifacts.remove(key)
+            if work_key is not None:
+                self.work.remove(work_key)
+        except StorageError as error:
+            _log.warning("cannot remove unused files; the reconciler will: %s", error)
+
 
 def open_context(settings: Settings, on_queued: Callable[[], None] = lambda: None) -> Context:
     """Open everything that a service needs; the database must be at the current schema.
@@ -47,11 +61,8 @@ def open_context(settings: Settings, on_queued: Callable[[], None] = lambda: Non
         InvalidSettingsError: a package that the artifact store needs is not installed.
         StorageError: the data folder or the artifact store cannot be used.
     """
-    database, artifacts, work = (
-        Database(settings.database),
-        open_store(settings),
-        WorkFolders(settings.data_dir / "work"),
-    )
+    database, artifacts = Database(settings.database), open_store(settings)
+    work = WorkFolders(settings.data_dir / "work")
     headers = ModelHeaders(database, artifacts, work)
     return Context(
         settings=settings,

@@ -6,7 +6,6 @@ from pydantic import SecretStr
 
 from app.services import quotas
 from app.services.context import Context
-from app.services.questions import Figures
 from app.services.uploads import check_dataset
 from app.shared.requests import JobRequest
 from rocket_client import models as contract
@@ -57,35 +56,22 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
         raise HubUnavailableError(
             "the model has too many headers to read from the Hub in one request; submit the job, which reads them"
         )
-    unknown = _why_no_seconds(context, judged.figures)
+    # With this broker, the worker is a thread of this process.
+    runs_here = context.settings.broker.startswith("memory://")
+    available: Available | None = None
+    unknown: str | None = "jobs run on other machines, whose speed is not known here"
+    seconds: float | None = None
+    if runs_here:
+        available = Available(memory_bytes=free_machine_memory(), disk_bytes=free_disk(context.settings.data_dir))
+        unknown = judged.figures.why_no_time or why_not_timed_here()
+    if unknown is None:
+        assert judged.figures.operations is not None, "operations are unknown for a reason"
+        seconds = expected_seconds(Operations(**judged.figures.operations.model_dump()))
     return Estimate(
         model_id=request.model_id,
-        available=_available(context),
+        available=available,
         warnings=judged.warnings,
-        seconds=_seconds(judged.figures) if unknown is None else None,
+        seconds=seconds,
         seconds_unknown=unknown,
         **judged.figures.model_dump(exclude={"operations", "why_no_time"}),
     )
-
-
-def _why_no_seconds(context: Context, figures: Figures) -> str | None:
-    """Return why the seconds of a job are not known; None if they are."""
-    if not _runs_here(context):
-        return "jobs run on other machines, whose speed is not known here"
-    return figures.why_no_time or why_not_timed_here()
-
-
-def _seconds(figures: Figures) -> float | None:
-    assert figures.operations is not None, "operations are unknown for a reason"
-    return expected_seconds(Operations(**figures.operations.model_dump()))
-
-
-def _available(context: Context) -> Available | None:
-    if not _runs_here(context):
-        return None
-    return Available(memory_bytes=free_machine_memory(), disk_bytes=free_disk(context.settings.data_dir))
-
-
-def _runs_here(context: Context) -> bool:
-    # With this broker, the worker is a thread of this process.
-    return context.settings.broker.startswith("memory://")

@@ -12,7 +12,6 @@ from app.services.context import Context
 from app.services.hub_tokens import choose_push_token
 from app.services.uploads import check_dataset
 from app.shared.encryption import encrypt
-from app.shared.errors import StorageError
 from app.shared.lifecycle import Status
 from app.shared.models import Job, JobEvent
 from app.shared.repositories import audit, events, jobs, outputs, sources
@@ -259,10 +258,4 @@ def delete_job(context: Context, actor: Actor, job_id: str) -> None:
         removed = jobs.delete_job(session, job_id, actor.tenant)
         audit.record(session, actor, Action.JOB_DELETE, subject=job_id)
     # Only after the commit, when nothing refers to them. The job is gone in any case; leftover files are swept later.
-    try:
-        for key in removed.storage_keys:
-            context.artifacts.remove(key)
-        if removed.work_key is not None:
-            context.work.remove(removed.work_key)
-    except StorageError as error:
-        _log.warning("cannot remove files of a deleted job; the reconciler will: %s", error)
+    context.discard(removed.storage_keys, removed.work_key)

@@ -35,9 +35,8 @@ class ServiceCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all figures as of one moment; if the database does not answer, only that fact."""
         statistics = self._check.ask(_SECONDS)
-        up = GaugeMetricFamily("rocket_database_up", "Whether the database answered this scrape.")
-        up.add_metric((), float(statistics is not None))
-        yield up
+        is_up = float(statistics is not None)
+        yield GaugeMetricFamily("rocket_database_up", "Whether the database answered this scrape.", value=is_up)
         if statistics is not None:
             yield from _families(statistics)
 
@@ -66,8 +65,6 @@ def _families(statistics: Statistics) -> Iterator[Metric]:
     stored = GaugeMetricFamily("rocket_stored_bytes", "Size of the files in the store.", labels=("kind",))
     stored.add_metric(("artifacts",), statistics.artifact_bytes)
     stored.add_metric(("uploads",), statistics.upload_bytes)
-    outbox = GaugeMetricFamily(
-        "rocket_outbox_rows", "Notifications of queued jobs that the broker has not received yet."
-    )
-    outbox.add_metric((), statistics.unsent_notifications)
-    yield from (jobs, waiting, silent, stored, outbox)
+    yield from (jobs, waiting, silent, stored)
+    unsent = "Notifications of queued jobs that the broker has not received yet."
+    yield GaugeMetricFamily("rocket_outbox_rows", unsent, value=statistics.unsent_notifications)

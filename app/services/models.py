@@ -1,7 +1,6 @@
 """Models of tenants: announced, judged by their headers, and received in pieces."""
 
 import base64
-import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,17 +10,11 @@ from sqlalchemy.orm import Session
 
 from app.services import quotas
 from app.services.context import Context
-from app.shared.errors import (
-    InvalidRequestError,
-    ModelConflictError,
-    OverQuotaError,
-    QuotaExceededError,
-    StorageError,
-)
+from app.shared.errors import InvalidRequestError, ModelConflictError, OverQuotaError, QuotaExceededError
 from app.shared.models import ModelFile, ModelPiece, UploadedModel
 from app.shared.repositories import audit, models, tenants
 from app.shared.repositories.audit import Action, Actor
-from app.shared.repositories.models import NewPiece, RemovedModel
+from app.shared.repositories.models import NewPiece
 from app.shared.requests import UPLOAD, JobRequest
 from app.shared.resource_requests import ModelUploadRequest
 from rocket_core.errors import RocketError
@@ -30,7 +23,6 @@ from rocket_core.inspection.files.safetensors_headers import PREFIX_BYTES, heade
 
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,14 +163,7 @@ def expect_piece(context: Context, owner: str, name: str, path: str, span: Range
 
 
 def save_piece(
-    context: Context,
-    actor: Actor,
-    name: str,
-    path: str,
-    span: Range,
-    *,
-    chunks: Iterable[bytes],
-    digest: str | None,
+    context: Context, actor: Actor, name: str, path: str, span: Range, *, chunks: Iterable[bytes], digest: str | None
 ) -> ModelFile:
     """Append bytes to a file of a model; sent again, the same bytes change nothing.
 
@@ -216,12 +201,7 @@ def save_piece(
                     raise ModelConflictError("other bytes have arrived here before; delete the model and start again")
                 return file
             piece = NewPiece(
-                path=path,
-                start=span.start,
-                size=stored.size,
-                storage_key=stored.key,
-                sha256=stored.sha256,
-                head=head,
+                path=path, start=span.start, size=stored.size, storage_key=stored.key, sha256=stored.sha256, head=head
             )
             file = models.save_piece(session, model, piece)
             if model.phase == "ready":
@@ -230,7 +210,7 @@ def save_piece(
         return file
     finally:
         if not is_kept:
-            _remove(context, [stored.key])
+            context.discard([stored.key])
 
 
 def check_headers(context: Context, actor: Actor, name: str) -> UploadState:
@@ -272,7 +252,7 @@ def delete_model(context: Context, actor: Actor, name: str) -> None:
         subject = models.get_model(session, actor.tenant, name).id
         removed = models.delete_model(session, actor.tenant, name)
         audit.record(session, actor, Action.MODEL_DELETE, subject=subject)
-    _forget(context, removed)
+    context.discard(removed.storage_keys, removed.work_key)
 
 
 def _refuse(context: Context, actor: Actor, model: UploadedModel, code: str) -> None:
@@ -281,7 +261,7 @@ def _refuse(context: Context, actor: Actor, model: UploadedModel, code: str) -> 
             return
         removed = models.delete_model(session, actor.tenant, model.name)
         audit.record(session, actor, Action.MODEL_REFUSE, subject=model.id, outcome="failure", detail={"code": code})
-    _forget(context, removed)
+    context.discard(removed.storage_keys, removed.work_key)
 
 
 def _find_target(
@@ -332,20 +312,3 @@ def _peek(chunks: Iterable[bytes]) -> tuple[bytes, Iterator[bytes]]:
 
 def _state(session: Session, model: UploadedModel) -> UploadState:
     return UploadState(model=model, files=models.list_files(session, model.id))
-
-
-def _forget(context: Context, removed: RemovedModel) -> None:
-    _remove(context, removed.storage_keys)
-    try:
-        context.work.remove(removed.work_key)
-    except StorageError as error:
-        _log.warning("cannot remove the headers of a model; the reconciler will: %s", error)
-
-
-def _remove(context: Context, keys: Iterable[str]) -> None:
-    # Nothing refers to them any more; leftover files are swept later.
-    try:
-        for key in keys:
-            context.artifacts.remove(key)
-    except StorageError as error:
-        _log.warning("cannot remove pieces of a model; the reconciler will: %s", error)

@@ -49,7 +49,6 @@ class HubQuestion(_Message):
     token: str | None = Field(repr=False)
     """token for the Hub; None for anonymous access."""
     endpoint: str
-    """the Hub's address."""
     is_offline: bool
     """whether the operator forbids access to the Hub."""
     seconds: float
@@ -62,7 +61,6 @@ class Question(_Message):
     """A request to judge."""
 
     request: JobRequest
-    """the job's request."""
     dataset: str
     """the calibration dataset, as the library takes it."""
     folder: str | None
@@ -126,9 +124,7 @@ class Refusal(_Message):
     """An error of this service or its library, as a message."""
 
     code: str
-    """stable code of its class."""
     message: Annotated[str, Field(max_length=_MAX_MESSAGE)]
-    """its message."""
     param: Annotated[str, Field(max_length=100)] | None = None
     """the invalid member of the request."""
     position: Annotated[int, Field(ge=0, lt=2**31)] | None = None
@@ -171,7 +167,6 @@ class Answer(_Message):
     """The answer to a question."""
 
     judged: Judged = Judged()
-    """what is known of the request."""
     refusal: Refusal | None = None
     """why the request cannot be carried out; None if it can."""
     fault: Annotated[tuple[Annotated[str, Field(pattern=r"^[\w.: -]{1,120}$")], ...], Field(max_length=20)] = ()

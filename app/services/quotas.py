@@ -15,6 +15,7 @@ from app.shared.settings import Settings
 
 # Upper bound on the window length when the request leaves it open.
 _DEFAULT_WINDOW = 1024
+_WINDOWS = "tokens (samples x sequence_length)"
 
 
 def find_limits(session: Session, settings: Settings, owner: str) -> Quotas:
@@ -80,13 +81,7 @@ def check_calibration_tokens(limits: Quotas, calibration: CalibrationRequest) ->
     Raises:
         OverQuotaError: it does.
     """
-    most = limits.calibration_tokens
-    tokens = calibration.samples * (calibration.sequence_length or _DEFAULT_WINDOW)
-    if most is not None and tokens > most:
-        raise OverQuotaError(
-            f"{tokens} calibration tokens (samples x sequence_length) requested; at most {most} are allowed",
-            param="calibration.samples",
-        )
+    _check_tokens(limits, _tokens_of(calibration), f"calibration {_WINDOWS}", "calibration.samples")
 
 
 def check_healing_tokens(limits: Quotas, tokens: int | None) -> None:
@@ -95,11 +90,7 @@ def check_healing_tokens(limits: Quotas, tokens: int | None) -> None:
     Raises:
         OverQuotaError: it does.
     """
-    most = limits.calibration_tokens
-    if tokens is not None and most is not None and tokens > most:
-        raise OverQuotaError(
-            f"{tokens} tokens to heal on requested; at most {most} are allowed", param="options.heal_tokens"
-        )
+    _check_tokens(limits, tokens or 0, "tokens to heal on", "options.heal_tokens")
 
 
 def check_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | None) -> None:
@@ -108,12 +99,15 @@ def check_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | None
     Raises:
         OverQuotaError: it does.
     """
-    if evaluation is None:
-        return
+    if evaluation is not None:
+        _check_tokens(limits, _tokens_of(evaluation), f"evaluation {_WINDOWS}", "evaluate.samples")
+
+
+def _tokens_of(text: CalibrationRequest | EvaluationRequest) -> int:
+    return text.samples * (text.sequence_length or _DEFAULT_WINDOW)
+
+
+def _check_tokens(limits: Quotas, tokens: int, kind: str, param: str) -> None:
     most = limits.calibration_tokens
-    tokens = evaluation.samples * (evaluation.sequence_length or _DEFAULT_WINDOW)
     if most is not None and tokens > most:
-        raise OverQuotaError(
-            f"{tokens} evaluation tokens (samples x sequence_length) requested; at most {most} are allowed",
-            param="evaluate.samples",
-        )
+        raise OverQuotaError(f"{tokens} {kind} requested; at most {most} are allowed", param=param)

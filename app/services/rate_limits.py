@@ -5,10 +5,7 @@ A Redis that does not answer must not delay requests: after a short timeout, the
 
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 import limits
 import redis
@@ -26,7 +23,6 @@ _PREFIX = "rocket:limits"
 # Guessing a key is hopeless anyway; this limits the load it causes.
 _FAILURES = limits.parse("30/minute")
 _log = logging.getLogger(__name__)
-Result = TypeVar("Result")
 
 
 class RateLimiter:
@@ -41,7 +37,6 @@ class RateLimiter:
         self._submissions = limits.parse(settings.submit_rate_limit)
         self._here = FixedWindowRateLimiter(MemoryStorage())
         self._shared = _redis_limiter(settings.broker)
-        self._lock = threading.Lock()
         self._shared_again_at = 0.0
 
     def count_request(self, who: str, *, is_submission: bool = False) -> None:
@@ -67,33 +62,26 @@ class RateLimiter:
         self._count(_FAILURES, "failures", address)
 
     def _count(self, rate: limits.RateLimitItem, kind: str, who: str) -> None:
-        def hit(limiter: FixedWindowRateLimiter) -> float | None:
-            """Return when the next request is accepted; None if this one is."""
-            return None if limiter.hit(rate, kind, who) else limiter.get_window_stats(rate, kind, who).reset_time
-
-        reset_at = self._ask(hit)
+        reset_at = self._hit(rate, kind, who)
         if reset_at is not None:
             wait = max(1, math.ceil(reset_at - time.time()))
             raise RateLimitedError(
                 f"the rate limit of {rate} is exceeded; try again in {wait} seconds", retry_after=wait
             )
 
-    def _ask(self, question: Callable[[FixedWindowRateLimiter], Result]) -> Result:
-        if self._shared is not None and self._is_shared_due():
+    def _hit(self, rate: limits.RateLimitItem, kind: str, who: str) -> float | None:
+        """Count a request, and return when the next one is accepted; None if this one is."""
+        if self._shared is not None and time.monotonic() >= self._shared_again_at:
             try:
-                return question(self._shared)
+                return _hit(self._shared, rate, kind, who)
             except redis.RedisError as error:
-                self._pause(error)
-        return question(self._here)
+                self._shared_again_at = time.monotonic() + _PAUSE_SECONDS
+                _log.warning("Redis is unavailable (%s); this process counts requests by itself", type(error).__name__)
+        return _hit(self._here, rate, kind, who)
 
-    def _is_shared_due(self) -> bool:
-        with self._lock:
-            return time.monotonic() >= self._shared_again_at
 
-    def _pause(self, error: redis.RedisError) -> None:
-        with self._lock:
-            self._shared_again_at = time.monotonic() + _PAUSE_SECONDS
-        _log.warning("Redis is unavailable (%s); this process counts requests by itself", type(error).__name__)
+def _hit(limiter: FixedWindowRateLimiter, rate: limits.RateLimitItem, kind: str, who: str) -> float | None:
+    return None if limiter.hit(rate, kind, who) else limiter.get_window_stats(rate, kind, who).reset_time
 
 
 def _redis_limiter(broker: str) -> FixedWindowRateLimiter | None:
@@ -101,9 +89,6 @@ def _redis_limiter(broker: str) -> FixedWindowRateLimiter | None:
         return None
     # The client's own retries would take seconds.
     pool = redis.ConnectionPool.from_url(
-        broker,
-        socket_timeout=_REDIS_SECONDS,
-        socket_connect_timeout=_REDIS_SECONDS,
-        retry=Retry(NoBackoff(), 0),
+        broker, socket_timeout=_REDIS_SECONDS, socket_connect_timeout=_REDIS_SECONDS, retry=Retry(NoBackoff(), 0)
     )
     return FixedWindowRateLimiter(RedisStorage(broker, connection_pool=pool, key_prefix=_PREFIX))

@@ -28,29 +28,22 @@ class TimedCheck(Generic[Answer]):
     def start(self) -> "_Asked[Answer]":
         """Start without waiting; callers that ask while a question is pending share its answer."""
         with self._lock:
-            if self._pending is None or self._pending.is_over:
+            if self._pending is None or not self._pending.is_alive():
                 self._pending = _Asked(self._question)
             return self._pending
 
 
-class _Asked(Generic[Answer]):
+class _Asked(threading.Thread, Generic[Answer]):
     def __init__(self, question: Callable[[], Answer]) -> None:
+        # A daemon, so that the process can end while a check hangs.
+        super().__init__(name="check", daemon=True)
         self._question = question
         self._answer: Answer | None = None
-        self._over = threading.Event()
-        # A daemon, so that the process can end while a check hangs.
-        threading.Thread(target=self._run, name="check", daemon=True).start()
+        self.start()
 
-    @property
-    def is_over(self) -> bool:
-        return self._over.is_set()
+    def run(self) -> None:
+        self._answer = self._question()
 
     def wait(self, seconds: float) -> Answer | None:
-        self._over.wait(max(0.0, seconds))
+        self.join(max(0.0, seconds))
         return self._answer
-
-    def _run(self) -> None:
-        try:
-            self._answer = self._question()
-        finally:
-            self._over.set()

@@ -202,10 +202,7 @@ def _create_engine(url: URL) -> Engine:
     if url.get_backend_name() != "sqlite":
         # A pooled connection does not survive a restart of the server; checking first costs a round trip.
         return create_engine(
-            url,
-            pool_pre_ping=True,
-            max_overflow=_POSTGRES_OVERFLOW,
-            connect_args={"connect_timeout": _CONNECT_SECONDS},
+            url, pool_pre_ping=True, max_overflow=_POSTGRES_OVERFLOW, connect_args={"connect_timeout": _CONNECT_SECONDS}
         )
     engine = create_engine(url, max_overflow=_SQLITE_OVERFLOW, connect_args={"timeout": _BUSY_SECONDS})
     event.listen(engine, "connect", _prepare_sqlite)

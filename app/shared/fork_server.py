@@ -16,10 +16,11 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 # On a busy machine, a process with many imports takes seconds to start.
 START_SECONDS = 60.0
@@ -130,12 +131,7 @@ class ForkServer:
     """
 
     def __init__(
-        self,
-        entry: str,
-        *,
-        preload: Sequence[str] = (),
-        environment: Mapping[str, str],
-        scratch: Path | None = None,
+        self, entry: str, *, preload: Sequence[str] = (), environment: Mapping[str, str], scratch: Path | None = None
     ) -> None:
         self._entry = entry
         self._scratch = scratch
@@ -238,3 +234,19 @@ class ForkServer:
                 self._template.wait()
             self._template = None
             atexit.unregister(self.close)
+
+
+def exit_after(work: Callable[[], None]) -> NoReturn:
+    """Do the work of a forked process and exit as an interpreter would, but without its parent's exit handlers."""
+    code = 1
+    try:
+        work()
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001  # nothing may return into the parent's code
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code & 0xFF)

@@ -14,13 +14,12 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from app.shared.fork_server import MOST_DESCRIPTORS, WORD
+from app.shared.fork_server import MOST_DESCRIPTORS, WORD, exit_after
 
 Entry = Callable[[Sequence[int]], None]
 
@@ -99,8 +98,7 @@ class Template:
         return True
 
     def _become_child(self, status: socket.socket, descriptors: Sequence[int]) -> NoReturn:
-        code = 1
-        try:
+        def work() -> None:
             signal.set_wakeup_fd(-1)
             for number in _RECEIVED_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
@@ -109,15 +107,8 @@ class Template:
             for other in (self._control, self._wakeup, self._waker, status, *self._children.values()):
                 other.close()
             self._entry(descriptors)
-            code = 0
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        except BaseException:  # noqa: BLE001  # nothing may return into the template's loop
-            traceback.print_exc()
-        finally:
-            # Skip the exit handlers that the template has registered.
-            sys.stderr.flush()
-            os._exit(code & 0xFF)
+
+        exit_after(work)
 
     def _obey(self, pid: int) -> None:
         """Pass on signals from the client, or end a child whose client has closed its socket."""

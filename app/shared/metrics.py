@@ -14,19 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Hi
 from prometheus_client import ProcessCollector as _ProcessCollector
 
 _MINUTE, _HOUR = 60.0, 3600.0
-_STAGE_SECONDS = (
-    1.0,
-    5.0,
-    15.0,
-    _MINUTE,
-    5 * _MINUTE,
-    15 * _MINUTE,
-    _HOUR,
-    3 * _HOUR,
-    6 * _HOUR,
-    12 * _HOUR,
-    24 * _HOUR,
-)
+_LONG = (_HOUR, 3 * _HOUR, 6 * _HOUR, 12 * _HOUR, 24 * _HOUR)
+_STAGE_SECONDS = (1.0, 5.0, 15.0, _MINUTE, 5 * _MINUTE, 15 * _MINUTE, *_LONG)
 _REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 OUTCOMES = ("succeeded", "failed", "queued", "cancelled", "released", "lost", "unknown")

@@ -85,7 +85,7 @@ def _is_memory(settings: Settings) -> bool:
 
 def broker_state(settings: Settings) -> str:
     """Return in words whether the broker answers; may take as long as resolving its name."""
-    if settings.broker.startswith("memory://"):
+    if _is_memory(settings):
         return "in this process"
     celery = create_celery(settings)
     options = {**_transport_options(settings), "socket_timeout": _PING_SECONDS, "socket_connect_timeout": _PING_SECONDS}

@@ -116,12 +116,9 @@ class OutboxRelay:
             self.deliver()
         except AppError as error:
             self._resume_at = time.monotonic() + _RETRY_SECONDS
-            self._log_outage(error)
+            # Warn once per outage.
+            level = logging.DEBUG if self._has_warned else logging.WARNING
+            _log.log(level, "%s; workers find the jobs by polling", error)
+            self._has_warned = isinstance(error, QueueError)
         else:
             self._has_warned = False
-
-    def _log_outage(self, error: AppError) -> None:
-        # Warn once per outage.
-        level = logging.DEBUG if self._has_warned else logging.WARNING
-        _log.log(level, "%s; workers find the jobs by polling", error)
-        self._has_warned = isinstance(error, QueueError)

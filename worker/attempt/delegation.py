@@ -29,7 +29,6 @@ from worker.confined.messages import (
     ComputeRequest,
     Costed,
     Downloaded,
-    Downloading,
     Evaluated,
     Failed,
     FetchRequest,
@@ -41,8 +40,8 @@ from worker.confined.messages import (
     LayerProfiled,
     ModelProfiled,
     Required,
+    Transferred,
     Uploaded,
-    Uploading,
     UploadRequest,
 )
 from worker.failures import ReportedError, ended, internal_error, lost, reported
@@ -114,7 +113,7 @@ class Delegation:
 
         def handle(message: FromFetch, _child: Child) -> bool:
             match message:
-                case Downloading():
+                case Transferred():
                     self._writer.on_progress(fetching(message.share))
                 case Downloaded():
                     downloads.append(message)
@@ -139,7 +138,7 @@ class Delegation:
 
         def handle(message: FromPush, _child: Child) -> bool:
             match message:
-                case Uploading():
+                case Transferred():
                     self._writer.on_progress(_uploading(message.share))
                 case Uploaded():
                     reports.append(message.report)
@@ -194,20 +193,16 @@ class Delegation:
         self._folders.prepare()
         own = (self._folders.home, self._folders.temporary)
         environment = confined_environment(*own, network=network)
-        confinement = Confinement(
-            readable=(*named_paths(environment), *readable),
-            writable=(*own, *writable),
-            network=network,
-            required=self._isolation.is_required,
-            user=self._isolation.user_of(program),
-        )
-        if confinement.user is not None:
-            self._folders.share(confinement.writable, confinement.user)
-        limits = self._limits(confinement.writable, confinement.user)
+        sandbox = Sandbox(readable=(*named_paths(environment), *readable), writable=(*own, *writable), network=network)
+        user = self._isolation.user_of(program)
+        confinement = Confinement(sandbox=sandbox, required=self._isolation.is_required, user=user)
+        if user is not None:
+            self._folders.share(sandbox.writable, user)
+        limits = self._limits(sandbox.writable, user)
         if conversation is not None:
             conversation.limits = limits
         try:
-            child = self._started(program, environment, confinement.sandbox)
+            child = self._started(program, environment, sandbox)
             try:
                 if child.pid is not None:
                     limits.add(child.pid, is_raised=conversation is not None)

@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from worker.attempt import job
 from worker.processes.channel import Channel, ChannelClosedError
 from worker.processes.job_processes import JOB_START
-from worker.processes.spares import Spares, adopt_environment, end_with
+from worker.processes.spares import Spares, adopt_environment
 
 # One for the download and one for the computation; further ones are started as programs.
 _SPARES = 2
@@ -29,7 +29,7 @@ def run(descriptors: Sequence[int]) -> None:
     Args:
         descriptors: the socket that the supervisor sends a `JobStart` to.
     """
-    end_with(lambda: _run(descriptors))
+    sys.exit(_run(descriptors))
 
 
 def _run(descriptors: Sequence[int]) -> int:

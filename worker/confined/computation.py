@@ -4,7 +4,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from logging import ERROR, getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
+
+from pydantic import TypeAdapter
 
 from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors, mask_secret
 from app.shared.settings import Settings
@@ -14,27 +16,45 @@ from rocket_core.system.energy import EnergyMeter
 from rocket_core.system.gc_pause import no_collection
 from worker.confined.messages import (
     CANCELLED,
-    COMPUTE_REQUEST,
     ComputeRequest,
     Evaluated,
     Failed,
     Finished,
     LogLevel,
+    WorkRequest,
 )
 from worker.failures import failure_of
-from worker.processes.channel import Channel
+from worker.processes.channel import Channel, Message
 
 if TYPE_CHECKING:
     from rocket_core.checkpoint import ModelSource
     from worker.confined.messenger import Messenger
 
 
-def receive_request(channel: Channel) -> ComputeRequest:
+Requested = TypeVar("Requested", bound=WorkRequest)
+
+
+def receive_request(channel: Channel, kind: TypeAdapter[Requested]) -> Requested:
     """Return the attempt's request, and start logging."""
-    request = channel.receive(COMPUTE_REQUEST)
+    request = channel.receive(kind)
     assert request is not None
     start_logging(request.log_level, request.token)
     return request
+
+
+def send_outcome(channel: Channel, work: Callable[[], Message]) -> None:
+    """Do the work, and send its result, or why it has none.
+
+    Raises:
+        ChannelError: the attempt has ended.
+    """
+    try:
+        failure = failure_of(lambda: channel.send(work()), location=lambda: (None, None), hidden={})
+    except CompressionCancelledError:
+        channel.send(CANCELLED)
+        return
+    if failure is not None:
+        channel.send(Failed.by(failure))
 
 
 def start_logging(level: LogLevel, token: str | None) -> None:
@@ -78,12 +98,12 @@ class Computation:
         Raises:
             ChannelError: the attempt has ended.
         """
-        try:
-            failure = failure_of(self._work, location=lambda: (None, None), hidden={})
-        except CompressionCancelledError:
-            self._channel.send(CANCELLED)
-            return
-        self._channel.send(Finished() if failure is None else Failed.by(failure))
+
+        def work() -> Finished:
+            self._work()
+            return Finished()
+
+        send_outcome(self._channel, work)
 
     def _work(self) -> None:
         from huggingface_hub.utils import disable_progress_bars

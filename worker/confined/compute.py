@@ -15,14 +15,13 @@ import logging
 import os
 import socket
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import NoReturn
 
 from app.shared.confinement import close_network
-from worker.confined.confinement import enter_confinement
+from worker.confined.confinement import start_confined
 from worker.processes.channel import Channel
-from worker.processes.linux import die_with, set_on_sigterm
+from worker.processes.linux import die_with
 
 
 def run(channel: Channel) -> None:
@@ -34,39 +33,36 @@ def run(channel: Channel) -> None:
     Raises:
         ChannelError: the attempt has ended.
     """
-    stop = threading.Event()
-    set_on_sigterm(stop)
-    confinement = enter_confinement(channel)
+    confinement, stop = start_confined(channel)
     # Imported here because it starts threads, which would not be confined if they were started earlier.
     from worker.confined.computation import Computation, receive_request
+    from worker.confined.messages import COMPUTE_REQUEST
 
-    request = receive_request(channel)
+    request = receive_request(channel, COMPUTE_REQUEST)
     go_offline = functools.partial(close_network, required=confinement.required)
     Computation(channel, request, should_cancel=stop.is_set, close_network=go_offline).run()
 
 
-def connect(arguments: Sequence[str] | None = None) -> Channel:
+def connect() -> Channel:
     """Return the connection to the attempt that started this process."""
     parser = argparse.ArgumentParser(description="A process of a job; started by worker.attempt.job.")
     parser.add_argument("descriptor", type=int, help="number of the connected socket")
     parser.add_argument("parent", type=int, help="process id of the attempt")
     parser.add_argument("job", help="id of the job, for people who list processes")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     die_with(given.parent)
     return Channel(socket.socket(fileno=given.descriptor))
 
 
-def end() -> NoReturn:
-    """Exit immediately: everything is sent, and libraries and hanging threads have nothing to clean up."""
+def main(work: Callable[[Channel], None] = run) -> NoReturn:
+    """Do the work of one attempt, and exit.
+
+    Immediately, as everything is sent, and libraries and hanging threads have nothing to clean up.
+    """
+    work(connect())
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)
-
-
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Do the work of one attempt."""
-    run(connect(arguments))
-    end()
 
 
 if __name__ == "__main__":

@@ -3,35 +3,34 @@
 This module imports no library that starts threads, because access to files is restricted for one thread only.
 """
 
-from pathlib import Path
+import threading
 
 from pydantic import TypeAdapter
 
 from app.shared.confinement import Sandbox, become_user, enter_sandbox
 from worker.processes.channel import Channel, Message
+from worker.processes.linux import set_on_sigterm
 
 
 class Confinement(Message):
     """The first message to a confined process."""
 
-    readable: tuple[Path, ...]
-    """files and folders that it may read."""
-    writable: tuple[Path, ...]
-    """folders that it may also write to."""
-    network: bool
-    """whether it may open sockets."""
+    sandbox: Sandbox
+    """what it may use."""
     required: bool = False
     """whether it must end if the system does not restrict all that."""
     user: int | None = None
     """user that it becomes; None keeps that of the service."""
 
-    @property
-    def sandbox(self) -> Sandbox:
-        """What it may use."""
-        return Sandbox(readable=self.readable, writable=self.writable, network=self.network)
-
 
 CONFINEMENT = TypeAdapter(Confinement)
+
+
+def start_confined(channel: Channel) -> tuple[Confinement, threading.Event]:
+    """Confine this process; return how, and what is set once it is asked to stop."""
+    stop = threading.Event()
+    set_on_sigterm(stop)
+    return enter_confinement(channel), stop
 
 
 def enter_confinement(channel: Channel) -> Confinement:

@@ -7,16 +7,14 @@ It has network access and the job's or the operator's Hub token, but no other se
 
 import resource
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from worker.confined.compute import connect, end
-from worker.confined.confinement import enter_confinement
+from worker.confined.compute import main
+from worker.confined.confinement import start_confined
 from worker.processes.channel import Channel
-from worker.processes.linux import set_on_sigterm
 
 if TYPE_CHECKING:
     from rocket_core.report.schema import StageReport
@@ -32,17 +30,12 @@ def run(channel: Channel) -> None:
     Raises:
         ChannelError: the attempt has ended.
     """
-    stop = threading.Event()
-    set_on_sigterm(stop)
-    enter_confinement(channel)
+    _confinement, stop = start_confined(channel)
     # Imported here because it starts threads, which would not be confined if they were started earlier.
-    from worker.confined.computation import start_logging
+    from worker.confined.computation import receive_request
     from worker.confined.messages import FETCH_REQUEST
 
-    request = channel.receive(FETCH_REQUEST)
-    assert request is not None
-    start_logging(request.log_level, request.token)
-    fetch(channel, request, should_cancel=stop.is_set)
+    fetch(channel, receive_request(channel, FETCH_REQUEST), should_cancel=stop.is_set)
 
 
 def fetch(channel: Channel, request: "FetchRequest", *, should_cancel: Callable[[], bool]) -> None:
@@ -54,26 +47,17 @@ def fetch(channel: Channel, request: "FetchRequest", *, should_cancel: Callable[
         should_cancel: called repeatedly; True ends the download.
     """
     from rocket_core.errors import CompressionCancelledError
-    from worker.confined.messages import CANCELLED, Downloading, Failed
-    from worker.failures import failure_of
+    from worker.confined.computation import send_outcome
+    from worker.confined.messages import Transferred
 
     def check() -> None:
         if should_cancel():
             raise CompressionCancelledError("cancelled while downloading")
 
     def on_step(share: float) -> None:
-        channel.send(Downloading(share=share))
+        channel.send(Transferred(share=share))
 
-    def work() -> None:
-        channel.send(_download(request, on_step, check))
-
-    try:
-        failure = failure_of(work, location=lambda: (None, None), hidden={})
-    except CompressionCancelledError:
-        channel.send(CANCELLED)
-        return
-    if failure is not None:
-        channel.send(Failed.by(failure))
+    send_outcome(channel, lambda: _download(request, on_step, check))
 
 
 def _download(request: "FetchRequest", on_step: Callable[[float], None], check: Callable[[], None]) -> "Downloaded":
@@ -115,11 +99,5 @@ def _cost(seconds: float, meter: "EnergyMeter | None") -> "StageReport":
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Download a model."""
-    run(connect(arguments))
-    end()
-
-
 if __name__ == "__main__":
-    main()
+    main(run)

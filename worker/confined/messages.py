@@ -1,15 +1,16 @@
 """Messages between a job's attempt and its processes.
 
-====================  =====================================  ==============================================
-from the attempt      from `worker.confined.fetch`, `worker.confined.push`     from `worker.confined.compute`
-====================  =====================================  ==============================================
+================  ==========================================================  ==================================
+from the attempt  from `worker.confined.fetch` and `worker.confined.push`     from `worker.confined.compute`
+================  ==========================================================  ==================================
 `Confinement`
-`FetchRequest`        `Downloading`, `Downloaded`, `Failed`
-`UploadRequest`       `Uploading`, `Uploaded`, `Failed`
-`ComputeRequest`                                             `Advanced`, `Failed`, `Finished`
-`Acknowledged`                                               `Required`, `LayerProfiled`, `ModelProfiled`,
-                                                             `Allocated`, `Healed`, `Costed`, `Evaluated`
-====================  =====================================  ==============================================
+`FetchRequest`    `Transferred`, `Downloaded`, `Failed`
+`UploadRequest`   `Transferred`, `Uploaded`, `Failed`
+`ComputeRequest`                                                              `Advanced`, `Failed`, `Finished`
+`Acknowledged`                                                                `Required`, `LayerProfiled`,
+                                                                              `ModelProfiled`, `Allocated`,
+                                                                              `Healed`, `Costed`, `Evaluated`
+================  ==========================================================  ==================================
 
 An acknowledged message has been written to the database by the time the answer arrives.
 """
@@ -39,32 +40,32 @@ _Name = Annotated[str, Field(max_length=4096)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class FetchRequest(Message):
-    """Request for a download of a model."""
+class WorkRequest(Message):
+    """Request to a confined process."""
 
     log_level: LogLevel
     """level of the least severe lines that it logs."""
+    token: Annotated[str | None, Field(repr=False)]
+    """the Hub's token; None for anonymous access, or none at all."""
+
+
+class FetchRequest(WorkRequest):
+    """Request for a download of a model."""
+
     model: str
-    """repository id."""
     revision: str | None
-    """branch, tag or commit."""
     config: CompressionConfig
     """compression that the model's headers must allow."""
     cache: Path
     """folder to keep the model in."""
     quota_bytes: int | None
     """most bytes that models may take there; None means no limit."""
-    token: Annotated[str | None, Field(repr=False)]
-    """the Hub's token."""
     measure_energy: bool
-    """whether to measure energy."""
 
 
-class UploadRequest(Message):
+class UploadRequest(WorkRequest):
     """Request for a push of an artifact to the Hub."""
 
-    log_level: LogLevel
-    """level of the least severe lines that it logs."""
     folder: Path
     """folder of the artifact, in a folder with the names of exports."""
     repository: str
@@ -74,14 +75,12 @@ class UploadRequest(Message):
     message: str
     """commit message."""
     token: Annotated[str, Field(repr=False)]
-    """the Hub's token."""
+    """the Hub's token, which a push must have."""
 
 
-class ComputeRequest(Message):
-    """Request for a computation."""
+class ComputeRequest(WorkRequest):
+    """Request for a computation; its token is for text or tasks that come from the Hub."""
 
-    log_level: LogLevel
-    """level of the least severe lines that it logs."""
     task: JobKind
     """a compression, only a profile, or the healing, evaluation or export of an artifact."""
     model: str
@@ -105,9 +104,6 @@ class ComputeRequest(Message):
     profiles_bytes: int
     """most bytes that cached profiles may take."""
     measure_energy: bool
-    """whether to measure energy."""
-    token: Annotated[str | None, Field(repr=False)]
-    """the Hub's token, where text or tasks come from there."""
     download: StageReport | None
     """cost of downloading the model."""
 
@@ -116,10 +112,10 @@ class Acknowledged(Message):
     """A message has been written to the database, or the limits of the process have been raised."""
 
 
-class Downloading(Message):
-    """More of the model has arrived."""
+class Transferred(Message):
+    """More of the model has arrived, or more of the artifact has been sent."""
 
-    kind: Literal["downloading"] = "downloading"
+    kind: Literal["transferred"] = "transferred"
     share: _Share
     """fraction of all bytes."""
 
@@ -129,19 +125,9 @@ class Downloaded(Message):
 
     kind: Literal["downloaded"] = "downloaded"
     folder: Path
-    """its files."""
     commit: Annotated[str, Field(min_length=1, max_length=256)]
     """commit of the repository."""
     cost: StageReport
-    """cost of the download."""
-
-
-class Uploading(Message):
-    """More of the artifact has been sent."""
-
-    kind: Literal["uploading"] = "uploading"
-    share: _Share
-    """fraction of all bytes."""
 
 
 class Uploaded(Message):
@@ -149,7 +135,6 @@ class Uploaded(Message):
 
     kind: Literal["uploaded"] = "uploaded"
     report: PushReport
-    """where it is."""
 
 
 class Advanced(Message):
@@ -167,7 +152,6 @@ class Required(Message):
 
     kind: Literal["required"] = "required"
     memory_bytes: Annotated[int, Field(ge=0, lt=2**63)]
-    """memory."""
 
 
 class LayerProfiled(Message):
@@ -177,7 +161,6 @@ class LayerProfiled(Message):
     position: Annotated[int, Field(ge=0, lt=2**18)]
     """its place in the model."""
     profile: LayerProfile
-    """its candidates."""
 
 
 class ModelProfiled(Message):
@@ -213,7 +196,6 @@ class Evaluated(Message):
 
     kind: Literal["evaluated"] = "evaluated"
     report: EvaluationReport
-    """the result."""
 
 
 class Finished(Message):
@@ -243,10 +225,10 @@ UPLOAD_REQUEST = TypeAdapter(UploadRequest)
 COMPUTE_REQUEST = TypeAdapter(ComputeRequest)
 ACKNOWLEDGED = TypeAdapter(Acknowledged)
 
-FromFetch = Downloading | Downloaded | Failed
+FromFetch = Transferred | Downloaded | Failed
 FROM_FETCH: TypeAdapter[FromFetch] = TypeAdapter(Annotated[FromFetch, Field(discriminator="kind")])
 
-FromPush = Uploading | Uploaded | Failed
+FromPush = Transferred | Uploaded | Failed
 FROM_PUSH: TypeAdapter[FromPush] = TypeAdapter(Annotated[FromPush, Field(discriminator="kind")])
 
 FromCompute = (

@@ -5,16 +5,15 @@
 It has network access, a Hub token with write access and the artifact, but no other secrets and no other files.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from worker.confined.compute import connect, end
-from worker.confined.confinement import enter_confinement
+from worker.confined.compute import main
+from worker.confined.confinement import start_confined
 from worker.processes.channel import Channel
-from worker.processes.linux import set_on_sigterm
 
 if TYPE_CHECKING:
     from rocket_core.report.push import PushReport
@@ -30,17 +29,12 @@ def run(channel: Channel) -> None:
     Raises:
         ChannelError: the attempt has ended.
     """
-    stop = threading.Event()
-    set_on_sigterm(stop)
-    enter_confinement(channel)
+    _confinement, stop = start_confined(channel)
     # Imported here because it starts threads, which would not be confined if they were started earlier.
-    from worker.confined.computation import start_logging
+    from worker.confined.computation import receive_request
     from worker.confined.messages import UPLOAD_REQUEST
 
-    request = channel.receive(UPLOAD_REQUEST)
-    assert request is not None
-    start_logging(request.log_level, request.token)
-    push(channel, request, should_cancel=stop.is_set)
+    push(channel, receive_request(channel, UPLOAD_REQUEST), should_cancel=stop.is_set)
 
 
 def push(channel: Channel, request: "UploadRequest", *, should_cancel: Callable[[], bool]) -> None:
@@ -51,29 +45,23 @@ def push(channel: Channel, request: "UploadRequest", *, should_cancel: Callable[
         request: the artifact, and where to push it.
         should_cancel: called repeatedly; True ends the push.
     """
-    from rocket_core.errors import CompressionCancelledError
-    from worker.confined.messages import CANCELLED, Failed, Uploaded, Uploading
-    from worker.failures import failure_of
+    from worker.confined.computation import send_outcome
+    from worker.confined.messages import Transferred, Uploaded
 
     sent = _Sent()
     pool = ThreadPoolExecutor(1, thread_name_prefix="push")
 
-    def work() -> None:
+    def work() -> Uploaded:
         # In another thread, so that a Hub that hangs does not keep this one from stopping.
         upload = pool.submit(_upload, request, sent)
-        _watch(upload, sent, lambda share: channel.send(Uploading(share=share)), should_cancel)
-        channel.send(Uploaded(report=upload.result()))
+        _watch(upload, sent, lambda share: channel.send(Transferred(share=share)), should_cancel)
+        return Uploaded(report=upload.result())
 
     try:
-        failure = failure_of(work, location=lambda: (None, None), hidden={})
-    except CompressionCancelledError:
-        channel.send(CANCELLED)
-        return
+        send_outcome(channel, work)
     finally:
         sent.stop()
         pool.shutdown(wait=False)
-    if failure is not None:
-        channel.send(Failed.by(failure))
 
 
 def _upload(request: "UploadRequest", sent: "_Sent") -> "PushReport":
@@ -88,17 +76,8 @@ def _upload(request: "UploadRequest", sent: "_Sent") -> "PushReport":
     )
     repository.create()
     pushed = repository.commit(files, request.message, on_sent=sent.on_file)
-    return PushReport.model_validate(
-        {
-            "repository": pushed.repository,
-            "url": pushed.url,
-            "commit": pushed.commit,
-            "is_new": pushed.is_new,
-            "export": request.folder.name,
-            "files": len(files),
-            "size": sent.total,
-        }
-    )
+    made = {"export": request.folder.name, "files": len(files), "size": sent.total}
+    return PushReport.model_validate(asdict(pushed) | made)
 
 
 def _watch(
@@ -176,11 +155,5 @@ class _Sent:
             raise CompressionCancelledError("cancelled while pushing")
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Push an artifact."""
-    run(connect(arguments))
-    end()
-
-
 if __name__ == "__main__":
-    main()
+    main(run)

@@ -21,6 +21,7 @@ PUSH_PROGRAM = ("-m", "worker.confined.push")
 """Interpreter arguments for pushing an artifact to the Hub, with the same arguments."""
 COMPUTE_PROGRAM = ("-m", "worker.confined.compute")
 """Interpreter arguments for everything else."""
+PROGRAMS = (FETCH_PROGRAM, PUSH_PROGRAM, COMPUTE_PROGRAM)
 
 _END_SECONDS = 30.0
 
@@ -136,8 +137,7 @@ class ChildProcess:
         self._process.kill()
         exit_code = self._process.wait()
         kill_orphans(spared=self._spared())
-        self._output.finish()
-        return Ending(exit_code=exit_code, last_words=self._output.last_words())
+        return Ending(exit_code=exit_code, last_words=self._output.finish())
 
 
 def start_program(

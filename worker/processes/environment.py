@@ -9,42 +9,14 @@ from rocket_core.system.torch_environment import set_torch_defaults
 
 _NAMES = frozenset(
     {
-        "DISABLE_SAFETENSORS_CONVERSION",
-        "HF_ENDPOINT",
-        "LANG",
-        "LANGUAGE",
-        "LD_LIBRARY_PATH",
-        "PATH",
-        "PYTHONHASHSEED",
-        "PYTHONPATH",
-        "PYTHONUNBUFFERED",
-        "PYTHONWARNINGS",
-        "RAYON_NUM_THREADS",
-        "REQUESTS_CA_BUNDLE",
-        "TOKENIZERS_PARALLELISM",
-        "TRANSFORMERS_VERBOSITY",
-        "TZ",
+        *("DISABLE_SAFETENSORS_CONVERSION", "HF_ENDPOINT", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "PATH"),
+        *("PYTHONHASHSEED", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONWARNINGS", "RAYON_NUM_THREADS"),
+        *("REQUESTS_CA_BUNDLE", "TOKENIZERS_PARALLELISM", "TRANSFORMERS_VERBOSITY", "TZ"),
     }
 )
 _PREFIXES = (
-    "CODECARBON_",
-    "CUBLAS_",
-    "CUDA_",
-    "GOMP_",
-    "HF_HUB_",
-    "HIP_",
-    "HSA_",
-    "KMP_",
-    "LC_",
-    "MALLOC_",
-    "MKL_",
-    "NVIDIA_",
-    "OMP_",
-    "OPENBLAS_",
-    "PYTORCH_",
-    "ROCR_",
-    "SSL_CERT_",
-    "TORCH",
+    *("CODECARBON_", "CUBLAS_", "CUDA_", "GOMP_", "HF_HUB_", "HIP_", "HSA_", "KMP_", "LC_", "MALLOC_", "MKL_"),
+    *("NVIDIA_", "OMP_", "OPENBLAS_", "PYTORCH_", "ROCR_", "SSL_CERT_", "TORCH"),
 )
 # A confined process may bind only its first thread to processors, and libgomp ends if it cannot bind the others; and it
 # may not write to a cache of the operator.
@@ -99,6 +71,4 @@ def _is_passed_on(name: str, *, network: bool) -> bool:
         return False
     if name.upper() in _PROXIES:
         return network
-    if name in _UNUSABLE:
-        return False
-    return name in _NAMES or name.startswith(_PREFIXES)
+    return name not in _UNUSABLE and (name in _NAMES or name.startswith(_PREFIXES))

@@ -56,13 +56,7 @@ class ProcessLimits:
     """
 
     def __init__(
-        self,
-        name: str,
-        folders: Sequence[Path],
-        *,
-        cap: int | None,
-        accelerated: bool = False,
-        user: int | None = None,
+        self, name: str, folders: Sequence[Path], *, cap: int | None, accelerated: bool = False, user: int | None = None
     ) -> None:
         self._folders = tuple(folders)
         self._cap = cap

@@ -43,14 +43,11 @@ class Output:
         self._thread = threading.Thread(target=self._read, name="output", daemon=True)
         self._thread.start()
 
-    def finish(self) -> None:
-        """Wait until everything is read."""
+    def finish(self) -> str:
+        """Wait until everything is read, and return the last lines."""
         self._thread.join(_DRAIN_SECONDS)
         if not self._thread.is_alive():
             self._stream.close()
-
-    def last_words(self) -> str:
-        """Return the last lines."""
         return b"".join(self._lines).decode(errors="replace")
 
     def _read(self) -> None:

@@ -14,23 +14,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
 import setproctitle
 from pydantic import TypeAdapter
 
 from app.shared.confinement import Sandbox
+from app.shared.fork_server import exit_after
 from worker.processes.channel import Channel, ChannelClosedError, ChannelError, Message
-from worker.processes.children import COMPUTE_PROGRAM, FETCH_PROGRAM, PUSH_PROGRAM, ChildProcess, start_program
+from worker.processes.children import PROGRAMS, ChildProcess, start_program
 from worker.processes.linux import die_with
 
-_MODULES: Mapping[tuple[str, ...], str] = {
-    COMPUTE_PROGRAM: "worker.confined.compute",
-    FETCH_PROGRAM: "worker.confined.fetch",
-    PUSH_PROGRAM: "worker.confined.push",
-}
 _MILLISECONDS = 1000
 _log = logging.getLogger(__name__)
 _LINKS = ("HOME", "TMPDIR")
@@ -128,20 +124,17 @@ class Spares:
         self, program: Sequence[str], environment: Mapping[str, str], name: str, sandbox: Sandbox
     ) -> ChildProcess:
         """Start a program; see `worker.processes.children.Launcher`."""
-        module = _MODULES.get(tuple(program))
-        if module is None or not self._waiting:
+        if tuple(program) not in PROGRAMS or not self._waiting:
             return start_program(program, environment, name, sandbox)
+        module = program[-1]
         for variable in _LINKS:
             _point_to(Path(self._environment[variable]), Path(environment[variable]))
         process, connection, output = self._waiting.pop(0)
         child = ChildProcess(process, connection, output, spared=self._waiting_pids)
         title = f"{sys.executable} -P -m {module} {connection.fileno()} {os.getpid()} {name}"
+        variables = {**environment, **self._environment}
         try:
-            child.channel.send(
-                Assignment(
-                    module=module, folder=Path.cwd(), environment={**environment, **self._environment}, title=title
-                )
-            )
+            child.channel.send(Assignment(module=module, folder=Path.cwd(), environment=variables, title=title))
         except ChannelError as error:
             child.kill()
             raise OSError("a spare process has ended") from error
@@ -156,7 +149,7 @@ class Spares:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            end_with(lambda: _become_program(theirs, writer, parent, (*self._inherited(), *unneeded, ours), reader))
+            exit_after(lambda: _become_program(theirs, writer, parent, (*self._inherited(), *unneeded, ours), reader))
         theirs.close()
         os.close(writer)
         return ForkedProcess(pid), ours, os.fdopen(reader, "rb")
@@ -176,24 +169,9 @@ def _point_to(link: Path, folder: Path) -> None:
     new.replace(link)
 
 
-def end_with(work: Callable[[], int]) -> NoReturn:
-    """Do the work of a forked process and exit as an interpreter would, but without its parent's exit handlers."""
-    code = 1
-    try:
-        code = work()
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001  # nothing may return into the parent's code
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code & 0xFF)
-
-
 def _become_program(
     connection: socket.socket, output: int, parent: int, unneeded: Sequence[socket.socket], reader: int
-) -> int:
+) -> None:
     die_with(parent)
     os.close(reader)
     for inherited in unneeded:
@@ -205,12 +183,11 @@ def _become_program(
     try:
         assignment = channel.receive(ASSIGNMENT)
     except ChannelClosedError:
-        return 0
+        return
     assert assignment is not None
     os.chdir(assignment.folder)
     adopt_environment(assignment.environment, assignment.title)
     importlib.import_module(assignment.module).run(channel)
-    return 0
 
 
 def adopt_environment(environment: Mapping[str, str], title: str) -> None:

@@ -25,12 +25,7 @@ from app.services.rate_limits import RateLimiter
 from app.shared.errors import PermissionDeniedError, UnauthenticatedError
 from app.shared.repositories import keys
 
-REFUSALS = (
-    HTTPStatus.UNAUTHORIZED,
-    HTTPStatus.FORBIDDEN,
-    HTTPStatus.MISDIRECTED_REQUEST,
-    HTTPStatus.TOO_MANY_REQUESTS,
-)
+REFUSALS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST, HTTPStatus.TOO_MANY_REQUESTS)
 """Statuses that any request may get from this middleware."""
 
 _UNCOUNTED_PATHS = frozenset({"/healthz", "/readyz"})

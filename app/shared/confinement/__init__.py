@@ -7,14 +7,7 @@ on kernels without Landlock or seccomp, less is enforced, and `Enforced` says wh
 from app.shared.confinement.bubblewrap import bubblewrap_command, bubblewrap_fault
 from app.shared.confinement.kernel import become_user, may_change_user
 from app.shared.confinement.memory import MemoryGroup, limit_memory
-from app.shared.confinement.sandbox import (
-    Enforced,
-    Sandbox,
-    SandboxError,
-    close_network,
-    enter_sandbox,
-    supported,
-)
+from app.shared.confinement.sandbox import Enforced, Sandbox, SandboxError, close_network, enter_sandbox, supported
 
 __all__ = [
     "Enforced",

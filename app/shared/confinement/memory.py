@@ -63,7 +63,7 @@ class MemoryGroup:
         self._folder = folder
         self._names = names
         # The first version has a hierarchy of folders for each kind of limit.
-        self._counting = [parent / folder.name for parent in _first_version("pids")] if names is _FIRST else []
+        self._counting = [parent / folder.name for parent in _groups("pids")] if names is _FIRST else []
 
     @classmethod
     def try_create(cls, name: str, byte_count: int, *, processes: int) -> "MemoryGroup | None":
@@ -158,24 +158,17 @@ class MemoryGroup:
 
 def _parents() -> list[tuple[Path, _Names]]:
     """Return groups in which this process might create its own, the nearest first."""
-    groups: list[tuple[Path, _Names]] = []
-    for line in _lines(_PROC / "self" / "cgroup"):
-        _number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers == "":
-            own = _CGROUPS / path.lstrip("/")
-            # A group with processes in it cannot delegate memory to groups below; its parent may.
-            groups += [(group, _SECOND) for group in (own, own.parent) if _delegates_memory(group)]
-    groups += [(group, _FIRST) for group in _first_version("memory")]
+    # A group with processes in it cannot delegate memory to groups below; its parent may.
+    second = [group for own in _groups("") for group in (own, own.parent) if _delegates_memory(group)]
+    groups = [*((group, _SECOND) for group in second), *((group, _FIRST) for group in _groups("memory"))]
     return [(group, names) for group, names in groups if group.is_dir() and os.access(group, os.W_OK)]
 
 
-def _first_version(controller: str) -> list[Path]:
-    """Return the group of this process in the first version's hierarchy of a controller, if there is one."""
+def _groups(controller: str) -> list[Path]:
+    """Return the group of this process in a controller's hierarchy, if any; "" names that of the second version."""
     lines = (line.split(":", 2) for line in _lines(_PROC / "self" / "cgroup"))
-    return [
-        _CGROUPS / controller / path.lstrip("/") for _number, names, path in lines if controller in names.split(",")
-    ]
+    mount = _CGROUPS / controller
+    return [mount / path.lstrip("/") for _number, names, path in lines if controller in names.split(",")]
 
 
 def _delegates_memory(group: Path) -> bool:

@@ -34,18 +34,8 @@ _SCOPES_SINCE = {6: _ABSTRACT_SOCKETS | _SIGNALS}
 
 _READ = _READ_FILE | _READ_DIR
 # Neither devices nor sockets; links and pipes are harmless, as their targets are checked when opened.
-_WRITE = (
-    _READ
-    | _WRITE_FILE
-    | _REMOVE_DIR
-    | _REMOVE_FILE
-    | _MAKE_DIR
-    | _MAKE_REG
-    | _MAKE_FIFO
-    | _MAKE_SYM
-    | _REFER
-    | _TRUNCATE
-)
+_CHANGE = _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _MAKE_FIFO | _MAKE_SYM | _REFER
+_WRITE = _READ | _WRITE_FILE | _TRUNCATE | _CHANGE
 # The only rights that the kernel accepts for anything but a folder.
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 

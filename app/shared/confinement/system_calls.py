@@ -78,11 +78,6 @@ _PRIO_PROCESS = 0
 _SOCKET_KINDS = 0xF
 
 
-def _can_filter() -> bool:
-    """Return whether system calls can be filtered here."""
-    return sys.platform == "linux" and platform.machine() in ARCHITECTURES and Path("/proc/sys/kernel/seccomp").is_dir()
-
-
 def refuse_calls(*, network: bool, signals: bool) -> bool:
     """Refuse all but the listed system calls in all threads of this process, irrevocably.
 
@@ -96,9 +91,9 @@ def refuse_calls(*, network: bool, signals: bool) -> bool:
     Returns:
         Whether the kernel enforces it.
     """
-    if not _can_filter():
-        return False
     machine = platform.machine()
+    if sys.platform != "linux" or machine not in ARCHITECTURES or not Path("/proc/sys/kernel/seccomp").is_dir():
+        return False
     listed = _ALWAYS if network else f"{_ALWAYS}, {_NETWORK}"
     sometimes = _numbers(_SOMETIMES, machine)
     code = program(

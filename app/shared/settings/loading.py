@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import SecretStr, ValidationError
-from pydantic_core import PydanticUndefined
 
 from app.shared.errors import InvalidSettingsError
 from app.shared.settings.model import PREFIX, Settings, variable_of
@@ -71,13 +70,17 @@ def deprecated_variables() -> Iterator[tuple[str, str]]:
 def describe() -> tuple[SettingRow, ...]:
     """Return the table of all settings, in the order of the class."""
     return tuple(
-        SettingRow(variable=variable_of(name), default=_default_text(field.default), meaning=field.description or "")
+        SettingRow(
+            variable=variable_of(name),
+            default=_default_text(field.default),
+            meaning=" ".join((field.description or "").split()),
+        )
         for name, field in Settings.model_fields.items()
     )
 
 
 def _default_text(default: object) -> str:
-    if default is None or default is PydanticUndefined:
+    if default is None:
         return ""
     if isinstance(default, SecretStr):
         return default.get_secret_value()

@@ -2,12 +2,13 @@
 
 import ipaddress
 from base64 import urlsafe_b64decode
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import limits
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -30,10 +31,84 @@ _MIB = 2**20
 _KEY_BYTES = 32
 
 
+def _absolute(path: Path) -> Path:
+    # The child process runs in another working directory.
+    return path.expanduser().absolute()
+
+
+def _known_database(secret: SecretStr) -> SecretStr:
+    try:
+        url = make_url(secret.get_secret_value())
+    except ArgumentError:
+        raise ValueError(
+            "is not a database URL; write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
+        ) from None
+    if url.drivername not in _DRIVERS:
+        raise ValueError("names a database that is not supported; use sqlite or postgresql")
+    if url.drivername.startswith("sqlite") and url.database in {None, "", ":memory:"}:
+        raise ValueError("is an SQLite database in memory, which job processes cannot see; name a file")
+    return SecretStr(url.set(drivername=_DRIVERS[url.drivername]).render_as_string(hide_password=False))
+
+
+def _known_broker(secret: SecretStr) -> SecretStr:
+    if not secret.get_secret_value().startswith(_BROKERS):
+        raise ValueError(f"names a broker that is not supported; use one of {', '.join(_BROKERS)}")
+    return secret
+
+
+def _known_store(url: str) -> str:
+    parts = urlsplit(url)
+    is_folder = parts.scheme == "file" and not parts.netloc and len(parts.path) > 1
+    is_bucket = parts.scheme == "s3" and parts.netloc and not parts.username
+    if not is_folder and not is_bucket:
+        raise ValueError("is not a storage URL; write file:///FOLDER or s3://BUCKET/PREFIX, without credentials")
+    return url
+
+
+def _is_endpoint(url: str) -> str:
+    if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
+        raise ValueError("is not a server URL; write http://HOST:PORT or https://HOST")
+    return url
+
+
+def _is_key(secret: SecretStr) -> SecretStr:
+    with suppress(ValueError):
+        if len(urlsafe_b64decode(secret.get_secret_value())) == _KEY_BYTES:
+            return secret
+    raise ValueError(
+        "is not a key; create one with: python3 -c 'import base64, os; "
+        "print(base64.urlsafe_b64encode(os.urandom(32)).decode())'"
+    )
+
+
+def _is_address(address: str) -> str:
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        raise ValueError("is not an IP address; write 127.0.0.1, or 0.0.0.0 for all networks") from None
+
+
+def _is_list_of_networks(text: str) -> str:
+    parse_networks(text)
+    return text
+
+
+def _is_rate(rate: str) -> str:
+    try:
+        limits.parse(rate)
+    except ValueError:
+        raise ValueError("is not a rate; write something like 100/minute") from None
+    return rate
+
+
+_Folder = Annotated[Path, AfterValidator(_absolute)]
+_Rate = Annotated[str, AfterValidator(_is_rate)]
+
+
 class Settings(BaseSettings):
     """Settings of the operator. Each field is read from `ROCKET_` and its name in capitals.
 
-    The description of a field is its line in the reference.
+    The string literal below a field is its line in the reference.
     """
 
     model_config = SettingsConfigDict(
@@ -44,315 +119,148 @@ class Settings(BaseSettings):
         env_ignore_empty=True,
         populate_by_name=True,
         hide_input_in_errors=True,
+        use_attribute_docstrings=True,
     )
 
-    data_dir: Path = Field(
-        default=DEFAULT_DATA_DIR, description="folder of everything the service writes: database, artifacts, work"
-    )
-    models_dir: Path | None = Field(
-        default=None, description="folder whose subfolders are offered as `local/NAME`; default `<data-dir>/models`"
-    )
-    datasets_dir: Path | None = Field(
-        default=None,
-        description="folder whose files are offered as calibration `local/FILE`; default `<data-dir>/datasets`",
-    )
-    database_url: SecretStr | None = Field(
-        default=None,
-        description="`sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`; default a file in the data folder",
-    )
-    broker_url: SecretStr = Field(
-        default=SecretStr("memory://"),
-        description="`memory://` (workers in the same process) or `redis://HOST`; jobs themselves are in the database",
-    )
-    storage_url: str | None = Field(
-        default=None,
-        description="where artifacts and uploads are stored: `file:///FOLDER` or `s3://BUCKET/PREFIX`, with "
-        "credentials configured as for the AWS tools; default a folder in the data folder",
-    )
-    s3_endpoint_url: str | None = Field(default=None, description="URL of an S3-compatible store that is not Amazon's")
-    redirect_downloads: bool = Field(
-        default=False, description="redirect clients to presigned URLs of S3 instead of proxying files"
-    )
-    secret_key: SecretStr | None = Field(
-        default=None,
-        description="32 random bytes as URL-safe base 64, the same for all processes; encrypts Hub tokens that come "
-        "with jobs, and the keys of webhooks; default a file in the data folder",
-    )
-    allowed_hosts: str = Field(
-        default="",
-        description="names under which clients reach the service, separated by commas; this machine's loopback names "
-        "are always among them",
-    )
-    trusted_proxies: str = Field(
-        default="",
-        description="IP addresses and networks of reverse proxies, separated by commas; only from these are "
-        "`X-Forwarded-For` and `X-Forwarded-Proto` accepted; default none",
-    )
-    default_queue: Queue = Field(
-        default="cpu", description="queue of jobs that name none: `cpu` or `gpu`; `rocket serve` works on both"
-    )
-    max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
-        default=5, description="number of attempts at a job before it fails permanently"
-    )
-    lease_seconds: Annotated[float, Field(ge=2, le=3600)] = Field(
-        default=60.0,
-        description="silence after which a worker is considered dead; it renews its leases four times as often",
-    )
-    poll_seconds: Annotated[float, Field(ge=0.05, le=60)] = Field(
-        default=1.0, description="interval at which workers look for jobs and the reconciler sweeps"
-    )
-    notify_seconds: Annotated[float, Field(ge=1, le=3600)] = Field(
-        default=30.0, description="time after which the workers are notified of a queued job again"
-    )
-    retry_backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(
-        default=10.0, description="delay before the second attempt at a job; doubles with each further one"
-    )
-    cancel_grace_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
-        default=30.0, description="time a job gets to stop by itself before its process is killed"
-    )
-    stall_seconds: Annotated[float, Field(ge=1, le=7 * 86400)] = Field(
-        default=3600.0, description="time without any progress after which a job's process is killed"
-    )
-    artifact_retention_days: Annotated[float, Field(gt=0, le=3650)] = Field(
-        default=7.0, description="days that artifacts can be downloaded after the job has succeeded"
-    )
-    job_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = Field(
-        default=None, description="days after which a job that has ended is deleted with all its rows; default never"
-    )
-    profile_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = Field(
-        default=None, description="days after which a layer profile that no job has used is deleted; default never"
-    )
-    profile_cache_bytes: Annotated[int, Field(ge=0)] = Field(
-        default=64 * 2**30,
-        description="disk space on each worker to cache layer profiles and calibration statistics, so that later jobs "
-        "on the same model skip the calibration; the least recently used are evicted",
-    )
-    hub_cache_bytes: Annotated[int, Field(ge=1)] | None = Field(
-        default=None,
-        description="disk space for Hub models in the workers' cache (`HF_HOME`); the least recently used that no job "
-        "needs are evicted; default no limit, as other programs may share the cache",
-    )
-    idempotency_hours: Annotated[float, Field(gt=0, le=720)] = Field(
-        default=24.0, description="hours for which an `Idempotency-Key` is stored"
-    )
-    max_body_bytes: Annotated[int, Field(ge=1024, le=64 * _MIB)] = Field(
-        default=_MIB, description="largest request body accepted"
-    )
-    max_streams: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        default=64,
-        description="event streams and waiting requests open at once; further streams are refused, and further "
-        "requests do not wait",
-    )
-    max_connections_per_address: Annotated[int, Field(ge=1)] = Field(
-        default=256,
-        description="connections that one client address (IPv6: /64 network) may have open; a further one closes the "
-        "oldest idle one, and is refused if none is idle; trusted proxies are exempt",
-    )
-    head_seconds: Annotated[float, Field(ge=0.1, le=3600)] = Field(
-        default=10.0,
-        description="time in which a client must send the head of a request, from connecting or from its first byte",
-    )
-    body_seconds: Annotated[float, Field(ge=0.1, le=3600)] = Field(
-        default=30.0,
-        description="silence after which a client that has not sent all of a request's body is refused (408)",
-    )
-    min_body_rate: Annotated[int, Field(ge=0)] = Field(
-        default=1024,
-        description="bytes per second that a client must send of a body on average once half of `ROCKET_BODY_SECONDS` "
-        "has passed; 0 for no minimum",
-    )
-    send_seconds: Annotated[float, Field(ge=0.1, le=3600)] = Field(
-        default=60.0,
-        description="time without progress after which a client that does not read its response is cut off",
-    )
-    max_tenant_streams: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
-        default=None,
-        description="event streams and waiting requests of one tenant open at once, if API keys exist; "
-        "default a quarter of `ROCKET_MAX_STREAMS`",
-    )
-    max_active_jobs: Annotated[int, Field(ge=1)] = Field(
-        default=100, description="quota of a tenant: jobs that have not ended"
-    )
-    max_stored_bytes: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="quota of a tenant: artifacts, uploads and uploaded models; default none"
-    )
-    max_model_bytes: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="quota of a tenant: weights of one model; default none"
-    )
-    max_calibration_tokens: Annotated[int, Field(ge=1)] = Field(
-        default=2**24, description="quota of a tenant: calibration tokens of one job"
-    )
-    measure_energy: bool = Field(
-        default=True, description="measure the energy of each stage of a job, by codecarbon and without a network"
-    )
-    max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(
-        default=64 * _MIB,
-        description="largest calibration file that can be uploaded, and largest piece of a model",
-    )
-    max_concurrent_uploads: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=2, description="uploads of one tenant received at once by one process, if API keys exist"
-    )
-    upload_seconds: Annotated[float, Field(ge=1, le=86400)] = Field(
-        default=900.0, description="time in which an upload must have arrived"
-    )
-    max_uploads: Annotated[int, Field(ge=0)] = Field(
-        default=100, description="quota of a tenant: calibration files uploaded"
-    )
-    max_models: Annotated[int, Field(ge=0)] = Field(
-        default=20, description="quota of a tenant: models uploaded; 0 to allow none"
-    )
-    unfinished_model_hours: Annotated[float, Field(gt=0, le=8760)] = Field(
-        default=48.0, description="hours without a new piece after which the incomplete upload of a model is deleted"
-    )
-    model_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = Field(
-        default=None, description="days after which an uploaded model that no job has used is deleted; default never"
-    )
-    tenants_manage_keys: bool = Field(
-        default=False,
-        description="let users who are signed in with a key that may write create and revoke the API keys of their "
-        "tenant on the page `/ui/keys`; a new key gets no scope that theirs lacks, and is revoked with it",
-    )
-    max_webhooks: Annotated[int, Field(ge=0)] = Field(
-        default=10, description="quota of a tenant: webhooks; 0 to allow none"
-    )
-    webhooks_allow_private: bool = Field(
-        default=False,
-        description="send webhooks also over plain HTTP and into private networks, including this machine; anyone "
-        "with a key can then make workers send requests there",
-    )
-    max_profiles: Annotated[int, Field(ge=1)] = Field(
-        default=100,
-        description="quota of a tenant: layer profiles; no job is refused because of it, as the least recently used "
-        "are evicted",
-    )
-    rate_limit: str = Field(
-        default="1200/minute", description="requests of a tenant, or of an address if no API keys exist"
-    )
-    submit_rate_limit: str = Field(default="120/minute", description="jobs, estimates and uploads of a tenant")
-    isolation: Literal["auto", "required", "bubblewrap", "landlock", "container"] = Field(
-        default="auto",
-        description="how the processes that read models are confined: `bubblewrap`, `landlock`, or, in a container of "
-        "its own, `container`; `auto` takes the strongest that works here, and a worker warns of what the system does "
-        "not restrict; with `required`, or if one is named, it refuses to run instead",
-    )
-    preload_library: bool = Field(
-        default=True,
-        description="keep a process on each worker that has imported torch and the library, from which jobs start in a "
-        "fraction of a second instead of several seconds; it takes about 400 MiB while no job runs; Linux only",
-    )
-    max_job_memory_bytes: Annotated[int, Field(ge=2**30)] | None = Field(
-        default=None,
-        description="memory of one job's process; default 4 GiB and twice what the job is estimated to need",
-    )
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
-        default=None, description="port of a worker's metrics; default none, as the API of `rocket serve` includes them"
-    )
-    metrics_host: str = Field(
-        default="127.0.0.1",
-        description="address that a worker serves its metrics on; anyone who can reach it reads them without a key",
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="lowest severity logged"
-    )
-    log_format: Literal["text", "json"] = Field(default="text", description="lines for humans or for programs")
-    hf_token: SecretStr | None = Field(
-        default=None, validation_alias="HF_TOKEN", description="token of the model hub, for private and gated models"
-    )
-
-    @field_validator("data_dir", "models_dir", "datasets_dir")
-    @classmethod
-    def _absolute(cls, path: Path | None) -> Path | None:
-        # The child process runs in another working directory.
-        return None if path is None else path.expanduser().absolute()
-
-    @field_validator("database_url")
-    @classmethod
-    def _known_database(cls, secret: SecretStr | None) -> SecretStr | None:
-        if secret is None:
-            return None
-        try:
-            url = make_url(secret.get_secret_value())
-        except ArgumentError:
-            raise ValueError(
-                "is not a database URL; write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
-            ) from None
-        if url.drivername not in _DRIVERS:
-            raise ValueError("names a database that is not supported; use sqlite or postgresql")
-        if url.drivername.startswith("sqlite") and url.database in {None, "", ":memory:"}:
-            raise ValueError("is an SQLite database in memory, which job processes cannot see; name a file")
-        driven = url.set(drivername=_DRIVERS[url.drivername])
-        return SecretStr(driven.render_as_string(hide_password=False))
-
-    @field_validator("broker_url")
-    @classmethod
-    def _known_broker(cls, secret: SecretStr) -> SecretStr:
-        if not secret.get_secret_value().startswith(_BROKERS):
-            raise ValueError(f"names a broker that is not supported; use one of {', '.join(_BROKERS)}")
-        return secret
-
-    @field_validator("storage_url")
-    @classmethod
-    def _known_store(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        parts = urlsplit(url)
-        if parts.scheme == "file" and not parts.netloc and len(parts.path) > 1:
-            return url
-        if parts.scheme == "s3" and parts.netloc and not parts.username:
-            return url
-        raise ValueError("is not a storage URL; write file:///FOLDER or s3://BUCKET/PREFIX, without credentials")
-
-    @field_validator("s3_endpoint_url")
-    @classmethod
-    def _is_endpoint(cls, url: str | None) -> str | None:
-        if url is not None and (urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname):
-            raise ValueError("is not a server URL; write http://HOST:PORT or https://HOST")
-        return url
-
-    @field_validator("secret_key")
-    @classmethod
-    def _is_key(cls, secret: SecretStr | None) -> SecretStr | None:
-        try:
-            usable = secret is None or len(urlsafe_b64decode(secret.get_secret_value())) == _KEY_BYTES
-        except ValueError:
-            usable = False
-        if not usable:
-            raise ValueError(
-                "is not a key; create one with: python3 -c 'import base64, os; "
-                "print(base64.urlsafe_b64encode(os.urandom(32)).decode())'"
-            )
-        return secret
-
-    @field_validator("metrics_host")
-    @classmethod
-    def _is_address(cls, address: str) -> str:
-        try:
-            return str(ipaddress.ip_address(address))
-        except ValueError:
-            raise ValueError("is not an IP address; write 127.0.0.1, or 0.0.0.0 for all networks") from None
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _is_list_of_networks(cls, text: str) -> str:
-        parse_networks(text)
-        return text
-
-    @field_validator("rate_limit", "submit_rate_limit")
-    @classmethod
-    def _is_rate(cls, rate: str) -> str:
-        try:
-            limits.parse(rate)
-        except ValueError:
-            raise ValueError("is not a rate; write something like 100/minute") from None
-        return rate
+    data_dir: _Folder = DEFAULT_DATA_DIR
+    """folder of everything the service writes: database, artifacts, work"""
+    models_dir: _Folder | None = None
+    """folder whose subfolders are offered as `local/NAME`; default `<data-dir>/models`"""
+    datasets_dir: _Folder | None = None
+    """folder whose files are offered as calibration `local/FILE`; default `<data-dir>/datasets`"""
+    database_url: Annotated[SecretStr, AfterValidator(_known_database)] | None = None
+    """`sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`; default a file in the data folder"""
+    broker_url: Annotated[SecretStr, AfterValidator(_known_broker)] = SecretStr("memory://")
+    """`memory://` (workers in the same process) or `redis://HOST`; jobs themselves are in the database"""
+    storage_url: Annotated[str, AfterValidator(_known_store)] | None = None
+    """where artifacts and uploads are stored: `file:///FOLDER` or `s3://BUCKET/PREFIX`, with credentials configured as
+    for the AWS tools; default a folder in the data folder"""
+    s3_endpoint_url: Annotated[str, AfterValidator(_is_endpoint)] | None = None
+    """URL of an S3-compatible store that is not Amazon's"""
+    redirect_downloads: bool = False
+    """redirect clients to presigned URLs of S3 instead of proxying files"""
+    secret_key: Annotated[SecretStr, AfterValidator(_is_key)] | None = None
+    """32 random bytes as URL-safe base 64, the same for all processes; encrypts Hub tokens that come with jobs, and the
+    keys of webhooks; default a file in the data folder"""
+    allowed_hosts: str = ""
+    """names under which clients reach the service, separated by commas; this machine's loopback names are always among
+    them"""
+    trusted_proxies: Annotated[str, AfterValidator(_is_list_of_networks)] = ""
+    """IP addresses and networks of reverse proxies, separated by commas; only from these are `X-Forwarded-For` and
+    `X-Forwarded-Proto` accepted; default none"""
+    default_queue: Queue = "cpu"
+    """queue of jobs that name none: `cpu` or `gpu`; `rocket serve` works on both"""
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 5
+    """number of attempts at a job before it fails permanently"""
+    lease_seconds: Annotated[float, Field(ge=2, le=3600)] = 60.0
+    """silence after which a worker is considered dead; it renews its leases four times as often"""
+    poll_seconds: Annotated[float, Field(ge=0.05, le=60)] = 1.0
+    """interval at which workers look for jobs and the reconciler sweeps"""
+    notify_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
+    """time after which the workers are notified of a queued job again"""
+    retry_backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    """delay before the second attempt at a job; doubles with each further one"""
+    cancel_grace_seconds: Annotated[float, Field(ge=0, le=600)] = 30.0
+    """time a job gets to stop by itself before its process is killed"""
+    stall_seconds: Annotated[float, Field(ge=1, le=7 * 86400)] = 3600.0
+    """time without any progress after which a job's process is killed"""
+    artifact_retention_days: Annotated[float, Field(gt=0, le=3650)] = 7.0
+    """days that artifacts can be downloaded after the job has succeeded"""
+    job_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = None
+    """days after which a job that has ended is deleted with all its rows; default never"""
+    profile_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = None
+    """days after which a layer profile that no job has used is deleted; default never"""
+    profile_cache_bytes: Annotated[int, Field(ge=0)] = 64 * 2**30
+    """disk space on each worker to cache layer profiles and calibration statistics, so that later jobs on the same
+    model skip the calibration; the least recently used are evicted"""
+    hub_cache_bytes: Annotated[int, Field(ge=1)] | None = None
+    """disk space for Hub models in the workers' cache (`HF_HOME`); the least recently used that no job needs are
+    evicted; default no limit, as other programs may share the cache"""
+    idempotency_hours: Annotated[float, Field(gt=0, le=720)] = 24.0
+    """hours for which an `Idempotency-Key` is stored"""
+    max_body_bytes: Annotated[int, Field(ge=1024, le=64 * _MIB)] = _MIB
+    """largest request body accepted"""
+    max_streams: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """event streams and waiting requests open at once; further streams are refused, and further requests do not wait"""
+    max_connections_per_address: Annotated[int, Field(ge=1)] = 256
+    """connections that one client address (IPv6: /64 network) may have open; a further one closes the oldest idle one,
+    and is refused if none is idle; trusted proxies are exempt"""
+    head_seconds: Annotated[float, Field(ge=0.1, le=3600)] = 10.0
+    """time in which a client must send the head of a request, from connecting or from its first byte"""
+    body_seconds: Annotated[float, Field(ge=0.1, le=3600)] = 30.0
+    """silence after which a client that has not sent all of a request's body is refused (408)"""
+    min_body_rate: Annotated[int, Field(ge=0)] = 1024
+    """bytes per second that a client must send of a body on average once half of `ROCKET_BODY_SECONDS` has passed; 0
+    for no minimum"""
+    send_seconds: Annotated[float, Field(ge=0.1, le=3600)] = 60.0
+    """time without progress after which a client that does not read its response is cut off"""
+    max_tenant_streams: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """event streams and waiting requests of one tenant open at once, if API keys exist; default a quarter of
+    `ROCKET_MAX_STREAMS`"""
+    max_active_jobs: Annotated[int, Field(ge=1)] = 100
+    """quota of a tenant: jobs that have not ended"""
+    max_stored_bytes: Annotated[int, Field(ge=1)] | None = None
+    """quota of a tenant: artifacts, uploads and uploaded models; default none"""
+    max_model_bytes: Annotated[int, Field(ge=1)] | None = None
+    """quota of a tenant: weights of one model; default none"""
+    max_calibration_tokens: Annotated[int, Field(ge=1)] = 2**24
+    """quota of a tenant: calibration tokens of one job"""
+    measure_energy: bool = True
+    """measure the energy of each stage of a job, by codecarbon and without a network"""
+    max_upload_bytes: Annotated[int, Field(ge=1024)] = 64 * _MIB
+    """largest calibration file that can be uploaded, and largest piece of a model"""
+    max_concurrent_uploads: Annotated[int, Field(ge=1, le=64)] = 2
+    """uploads of one tenant received at once by one process, if API keys exist"""
+    upload_seconds: Annotated[float, Field(ge=1, le=86400)] = 900.0
+    """time in which an upload must have arrived"""
+    max_uploads: Annotated[int, Field(ge=0)] = 100
+    """quota of a tenant: calibration files uploaded"""
+    max_models: Annotated[int, Field(ge=0)] = 20
+    """quota of a tenant: models uploaded; 0 to allow none"""
+    unfinished_model_hours: Annotated[float, Field(gt=0, le=8760)] = 48.0
+    """hours without a new piece after which the incomplete upload of a model is deleted"""
+    model_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = None
+    """days after which an uploaded model that no job has used is deleted; default never"""
+    tenants_manage_keys: bool = False
+    """let users who are signed in with a key that may write create and revoke the API keys of their tenant on the page
+    `/ui/keys`; a new key gets no scope that theirs lacks, and is revoked with it"""
+    max_webhooks: Annotated[int, Field(ge=0)] = 10
+    """quota of a tenant: webhooks; 0 to allow none"""
+    webhooks_allow_private: bool = False
+    """send webhooks also over plain HTTP and into private networks, including this machine; anyone with a key can then
+    make workers send requests there"""
+    max_profiles: Annotated[int, Field(ge=1)] = 100
+    """quota of a tenant: layer profiles; no job is refused because of it, as the least recently used are evicted"""
+    rate_limit: _Rate = "1200/minute"
+    """requests of a tenant, or of an address if no API keys exist"""
+    submit_rate_limit: _Rate = "120/minute"
+    """jobs, estimates and uploads of a tenant"""
+    isolation: Literal["auto", "required", "bubblewrap", "landlock", "container"] = "auto"
+    """how the processes that read models are confined: `bubblewrap`, `landlock`, or, in its own container,
+    `container`; `auto` takes the strongest that works here, and a worker warns of what the system does not restrict;
+    with `required`, or if one is named, it refuses to run instead"""
+    preload_library: bool = True
+    """keep a process on each worker that has imported torch and the library, from which jobs start in a fraction of a
+    second instead of several seconds; it takes about 400 MiB while no job runs; Linux only"""
+    max_job_memory_bytes: Annotated[int, Field(ge=2**30)] | None = None
+    """memory of one job's process; default 4 GiB and twice what the job is estimated to need"""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """port of a worker's metrics; default none, as the API of `rocket serve` includes them"""
+    metrics_host: Annotated[str, AfterValidator(_is_address)] = "127.0.0.1"
+    """address that a worker serves its metrics on; anyone who can reach it reads them without a key"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """lowest severity logged"""
+    log_format: Literal["text", "json"] = "text"
+    """lines for humans or for programs"""
+    hf_token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")
+    """token of the model hub, for private and gated models"""
 
     @model_validator(mode="after")
     def _store_has_its_settings(self) -> "Settings":
         is_s3 = self.storage_url is not None and self.storage_url.startswith("s3://")
-        if self.s3_endpoint_url is not None and not is_s3:
-            raise ValueError("ROCKET_S3_ENDPOINT_URL needs ROCKET_STORAGE_URL to be s3://BUCKET/PREFIX")
-        if self.redirect_downloads and not is_s3:
-            raise ValueError("ROCKET_REDIRECT_DOWNLOADS needs ROCKET_STORAGE_URL to be s3://BUCKET/PREFIX")
+        for name in ("s3_endpoint_url", "redirect_downloads"):
+            if getattr(self, name) and not is_s3:
+                raise ValueError(f"{variable_of(name)} needs ROCKET_STORAGE_URL to be s3://BUCKET/PREFIX")
         return self
 
     @property

@@ -22,15 +22,7 @@ from app.shared.storage.folders import WorkFolders, data_folder_lock, is_bound_t
 from app.shared.storage.local import LocalStore
 from app.shared.storage.store import ArtifactStore, StoredFile
 
-__all__ = [
-    "ArtifactStore",
-    "LocalStore",
-    "StoredFile",
-    "WorkFolders",
-    "data_folder_lock",
-    "is_bound_to",
-    "open_store",
-]
+__all__ = ["ArtifactStore", "LocalStore", "StoredFile", "WorkFolders", "data_folder_lock", "is_bound_to", "open_store"]
 
 
 def open_store(settings: Settings) -> ArtifactStore:

@@ -27,9 +27,7 @@ from botocore.exceptions import (
     NoCredentialsError,
     PartialCredentialsError,
 )
-from botocore.exceptions import (
-    ConnectionError as BotoConnectionError,
-)
+from botocore.exceptions import ConnectionError as BotoConnectionError
 
 from app.shared.errors import DiskFullError, StorageError, StorageUnavailableError
 from app.shared.storage.store import (

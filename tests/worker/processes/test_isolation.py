@@ -45,7 +45,7 @@ channel = compute.connect()
 enter_confinement(channel)
 from worker.confined.computation import receive_request
 from worker.confined.messages import *
-request = receive_request(channel)
+request = receive_request(channel, COMPUTE_REQUEST)
 """
 CURIOUS = """
 plan = {plan!r}

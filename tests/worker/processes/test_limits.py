@@ -254,7 +254,7 @@ with (request.output / "large").open("wb") as file:
 
 def test_a_job_ends_when_it_has_nearly_filled_the_disk(run):
     # The whole disk counts as reserved.
-    code = "from worker import limits\nlimits._RESERVED_SHARE, limits._RESERVED_BYTES = 1.0, 2**60\n"
+    code = "from worker.processes import limits\nlimits._RESERVED_SHARE, limits._RESERVED_BYTES = 1.0, 2**60\n"
     job = run("time.sleep(600)", first=code)
     assert_refused(job, "disk_full")
 
@@ -271,7 +271,7 @@ try:
 except OSError as error:
     channel.send(Failed(code="corrupt_checkpoint", message=f"{type(error).__name__} {len(started)}"))
 """
-    job = run(code, first="from worker import limits\nlimits._THREADS = 64\n")
+    job = run(code, first="from worker.processes import limits\nlimits._THREADS = 64\n")
     assert_refused(job, "corrupt_checkpoint")
     kind, count = job.error["message"].split()
     assert kind == "BlockingIOError"
