@@ -113,7 +113,7 @@ def split_path(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, counts: Sequ
     Yields:
         The pruned weight for each count, in the dtype and on the device of `unit`.
     """
-    mean = max(unit.mean_eigenvalue(), _LEAST_MEAN)
+    mean = max(unit.mean_eigenvalue, _LEAST_MEAN)
     splitting, pull = _Splitting(weight, unit), 0.0
     for number, count in enumerate(counts):
         if number % _COUNTS_PER_PULL == 0:
@@ -157,7 +157,7 @@ def prune(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, count: int) -> Pr
         2024.
     """
     size = weight.numel()
-    mean = unit.mean_eigenvalue()
+    mean = unit.mean_eigenvalue
     wide = len(weight) >= _WIDE_FROM
     if mean >= (_WIDE_LEAST_MEAN if wide else _LEAST_MEAN):
         splitting, converges = _Splitting(weight, unit), mean >= _LEAST_REFITTED_MEAN

@@ -11,6 +11,7 @@ from torch import Tensor
 from rocket_core.estimates.table_footprint import OUTPUTS_AT_ONCE
 from rocket_core.layers import StoredWeight
 from rocket_core.linalg.block_codes import BlockWeight
+from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import Eigenbasis, GramStatistics, basis_from_statistics, shrunk_gram
 
@@ -143,11 +144,6 @@ class LayerProblem:
             output_gram=output_gram * scale[:, None] * scale,
             input_energy=self.statistics.input_energy,
         )
-
-
-def output_errors(gram: Float[Tensor, "d_in d_in"], removed: Float[Tensor, "d_in d_out"]) -> Float[Tensor, " d_out"]:
-    """Return the diagonal of EᵀGE, E = W - W̃, in float64: each output's squared error over the calibration tokens."""
-    return (removed * (gram @ removed)).sum(dim=0, dtype=torch.float64).clamp_min(0)
 
 
 def output_weights(fisher_diagonal: Float[Tensor, " d_out"], *, per_output: bool) -> Float[Tensor, " d_out"]:
