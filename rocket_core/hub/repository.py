@@ -35,11 +35,12 @@ from rocket_core.inspection.files.safetensors_headers import (
     INDEX_NAME,
     PREFIX_BYTES,
     SUFFIX,
+    TensorHeader,
     header_length,
     parse_header,
     weight_files,
 )
-from rocket_core.inspection.headers.weight_summary import WeightSummary, sum_summaries, summarize
+from rocket_core.inspection.headers.weight_summary import WeightSummary, summarize_files
 from rocket_core.version import __version__
 
 # Weights as safetensors, configuration and tokenizer; never pickles, never code.
@@ -184,15 +185,14 @@ class Repository:
                     return None
                 allowance = _Allowance()
                 with ThreadPoolExecutor(min(_CONNECTIONS, len(files))) as pool:
-                    parts = pool.map(lambda file: self._summarize(file, allowance), files)
-                    return sum_summaries(parts, self.subject)
+                    return summarize_files(pool.map(lambda file: self._headers(file, allowance), files), self.subject)
             except (_GivenUpError, httpx2.TimeoutException):
                 return None
 
     def _read_index(self) -> bytes:
         return self._read_whole(INDEX_NAME, _MAX_INDEX_BYTES)
 
-    def _summarize(self, file: str, allowance: "_Allowance") -> WeightSummary:
+    def _headers(self, file: str, allowance: "_Allowance") -> list[TensorHeader]:
         name = f"{file} of {self.subject}"
         answer = self._read_part(file, 0, _FIRST_BYTES)
         size = answer.whole_size()
@@ -207,7 +207,7 @@ class Repository:
         _seconds_left(self.deadline)
         tensors = parse_header(header, size, name)
         allowance.spend(tensors=len(tensors))
-        return summarize(tensors)
+        return tensors
 
     def _read_whole(self, file: str, most: int) -> bytes:
         url = hf_hub_url(self.model, file, revision=self.commit)

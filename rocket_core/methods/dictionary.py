@@ -18,7 +18,7 @@ from rocket_core.linalg.factorization import (
     with_best_dictionary,
 )
 from rocket_core.linalg.whitening import eigenbasis
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
 from rocket_core.methods.rank_search import best_factorizations, may_win
 from rocket_core.sizes import budget
 
@@ -209,7 +209,7 @@ def _together(errors: Sequence[Sequence[float]], energies: Sequence[float]) -> l
     """Return a group's relative error at each ratio, from its members' errors and the energies of their outputs."""
     total = sum(energies)
     return [
-        _root_of_share(sum(error**2 * energy for error, energy in zip(at_ratio, energies, strict=True)), total)
+        relative_error(sum(error**2 * energy for error, energy in zip(at_ratio, energies, strict=True)), total)
         for at_ratio in zip(*errors, strict=True)
     ]
 
@@ -250,13 +250,9 @@ def _shared_candidate(
                 kept_parameters=atoms + nnz,
                 # Supports are chosen jointly; with as many nonzeros in total, this member may need its mask.
                 stored_bytes=(atoms + nnz) * itemsize + (0 if dense else budget.mask_bytes(rank, d_out)),
-                reconstruction_error=_root_of_share(error, energies[index]),
-                weight_error=_root_of_share(float(removed[part].sum()), float(lengths[part].sum())),
+                reconstruction_error=relative_error(error, energies[index]),
+                weight_error=relative_error(float(removed[part].sum()), float(lengths[part].sum())),
                 loss=problem.predicted_loss_increase(error),
             )
         )
     return SharedCandidate(members=tuple(members))
-
-
-def _root_of_share(part: float, total: float) -> float:
-    return (max(0.0, part) / total) ** 0.5 if total > 0 else 0.0

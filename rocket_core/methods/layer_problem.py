@@ -146,6 +146,11 @@ class LayerProblem:
         )
 
 
+def relative_error(error: float, energy: float) -> float:
+    """Return the root of a squared error relative to an energy; 0 without energy, or if rounding left less than 0."""
+    return (max(error, 0.0) / energy) ** 0.5 if energy > 0 else 0.0
+
+
 def output_weights(fisher_diagonal: Float[Tensor, " d_out"], *, per_output: bool) -> Float[Tensor, " d_out"]:
     """Compute output weights from the Fisher diagonal: its roots, or the root of its mean for every output.
 

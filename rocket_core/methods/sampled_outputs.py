@@ -11,7 +11,7 @@ from torch import Tensor
 from rocket_core.estimates.table_footprint import OUTPUTS_AT_ONCE
 from rocket_core.linalg.code_grids import RoundedCodes
 from rocket_core.linalg.rounding import RoundingGram
-from rocket_core.methods.layer_problem import LayerProblem, output_errors
+from rocket_core.methods.layer_problem import LayerProblem, output_errors, relative_error
 
 # Outputs share nothing in rounding, so errors are measured on a sample: at least this many, and at least this share.
 _SAMPLED_OUTPUTS = 128
@@ -70,15 +70,20 @@ class SampledOutputs:
         """Return the errors of the layer if all of its outputs are rounded as the sample is."""
         removed = self.weight - rounded.weight(self.weight.dtype)
         error = float((output_errors(self.problem.gram(), removed) * self.importance).sum())
-        relative = (error / self.sampled_energy) ** 0.5 if self.sampled_energy > 0 else 0.0
-        distance, length = (
-            float((part.double().square().sum(dim=0) * self.importance).sum()) for part in (removed, self.weight)
-        )
+        relative = relative_error(error, self.sampled_energy)
         return CandidateErrors(
             reconstruction_error=relative,
-            weight_error=(distance / length) ** 0.5 if length > 0 else 0.0,
+            weight_error=weight_error(removed, self.weight, self.importance),
             loss=self.problem.predicted_loss_increase(relative**2 * self.energy),
         )
+
+
+def weight_error(
+    removed: Float[Tensor, "d_in outputs"], weight: Float[Tensor, "d_in outputs"], importance: Float[Tensor, " outputs"]
+) -> float:
+    """Return the relative error of a weight, given what is removed from it and the importance of each output."""
+    distance, length = (float((part.double().square().sum(dim=0) * importance).sum()) for part in (removed, weight))
+    return relative_error(distance, length)
 
 
 def parts_of_outputs(problem: LayerProblem) -> list[slice]:

@@ -1,8 +1,9 @@
 """Summary of the weights that the headers of a checkpoint declare. Loads no torch."""
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rocket_core.errors import AlreadyQuantizedError, CheckpointFormatError
@@ -100,42 +101,24 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
     )
 
 
-def sum_summaries(parts: Iterable[WeightSummary], name: str = "the model") -> WeightSummary:
-    """Return the combined summary of several files.
+def summarize_files(files: Iterable[Iterable[TensorHeader]], name: str = "the model") -> WeightSummary:
+    """Return the summary of several files.
 
     Args:
-        parts: the summary of each file.
+        files: the headers of each file.
         name: name of the model in messages.
 
     Raises:
         CheckpointFormatError: all files together have more tensors than one file may have.
     """
-    summaries: list[WeightSummary] = []
-    dtypes: Counter[str] = Counter()
-    shapes: Counter[tuple[int, int]] = Counter()
-    blocks: Counter[str] = Counter()
-    tensors = 0
-    for part in parts:
-        summaries.append(part)
-        dtypes.update(part.dtype_bytes)
-        shapes.update(part.block_shapes)
-        blocks.update(part.block_parameters)
-        tensors += part.tensors
-        if tensors > MAX_TENSORS:
-            raise CheckpointFormatError(f"{name} has more than {MAX_TENSORS} tensors; merge some of them")
-    return WeightSummary(
-        dtype_bytes=dtypes,
-        block_shapes=shapes,
-        matrices=tuple(matrix for part in summaries for matrix in part.matrices),
-        others=tuple(other for part in summaries for other in part.others),
-        stacks=tuple(stack for part in summaries for stack in part.stacks),
-        parameters=sum(part.parameters for part in summaries),
-        stored_bytes=sum(part.stored_bytes for part in summaries),
-        block_parameters=blocks,
-        tensors=tensors,
-        largest_dimension=max((part.largest_dimension for part in summaries), default=0),
-        largest_tensor=max((part.largest_tensor for part in summaries), default=0),
-    )
+
+    def limited() -> Iterator[TensorHeader]:
+        for number, header in enumerate(itertools.chain.from_iterable(files)):
+            if number >= MAX_TENSORS:
+                raise CheckpointFormatError(f"{name} has more than {MAX_TENSORS} tensors; merge some of them")
+            yield header
+
+    return summarize(limited())
 
 
 def storage_dtype(weights: WeightSummary, model: str) -> str:

@@ -23,7 +23,7 @@ from rocket_core.estimates.tower_footprint import tower_workload
 from rocket_core.inspection.files.safetensors_headers import local_weight_files, read_header
 from rocket_core.inspection.headers.expert_stacks import MAX_EXPERTS, expert_layers, find_stacks
 from rocket_core.inspection.headers.model_fields import input_bytes, input_kind, positions, sample_positions
-from rocket_core.inspection.headers.weight_summary import WeightSummary, sum_summaries, summarize
+from rocket_core.inspection.headers.weight_summary import WeightSummary, summarize_files
 from rocket_core.methods import method_for
 from rocket_core.models.architecture import build_architecture, read_config
 from rocket_core.pipeline.preflight import prepare_run
@@ -49,7 +49,7 @@ def saved(tmp_path_factory):
 
 def seen(folder, **how):
     config = json.loads((folder / "config.json").read_text())
-    weights = sum_summaries(summarize(read_header(file, file.name)) for file in local_weight_files(folder, "m"))
+    weights = summarize_files(read_header(file, file.name) for file in local_weight_files(folder, "m"))
     return config, describe_model(config, weights, **how)
 
 
