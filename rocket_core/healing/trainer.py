@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from rocket_core.errors import NonFiniteCalibrationError
-from rocket_core.estimates.healing_duration import MEASURED_PASSES, STEP_PASSES, healing_measurements
+from rocket_core.estimates.healing import MEASURED_PASSES, STEP_PASSES, healing_measurements
 from rocket_core.healing.divergence import divergence_sum
 from rocket_core.healing.schedule import Schedule
 

@@ -26,15 +26,7 @@ class SvdLlm(Method):
 
     def profile(self, problem: LayerProblem) -> list[Candidate]:
         """Return one candidate, with the largest rank within the ratio."""
-        return dictionary.profile(
-            problem,
-            FactorizerSettings(),
-            ratios=self.ratios,
-            shapes=(1.0,),
-            objective="whitened",
-            stored_itemsize=self.itemsize,
-            budget_itemsize=self.budget_itemsize,
-        )
+        return dictionary.profile(problem, dictionary.search_of(self, FactorizerSettings(), (1.0,)))
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Truncate the decomposition at the candidate's rank."""

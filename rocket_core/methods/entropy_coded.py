@@ -178,9 +178,6 @@ def _octaves_for(parts: Float[Tensor, "d_in d_out"], bits: float) -> float:
     """Return log2 c at which codes have the given entropy if every entry is rounded by itself."""
     octaves = math.log2(max(float(parts.square().mean().sqrt()), 1e-30)) + 2 - bits
     for _ in range(_ENTROPY_TRIES):
-        octaves += entropy_bits(_codes_of(parts, octaves)) - bits
+        codes = (parts / 2**octaves).round_().clamp_(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)
+        octaves += entropy_bits(codes) - bits
     return octaves
-
-
-def _codes_of(parts: Float[Tensor, "d_in d_out"], octaves: float) -> Tensor:
-    return (parts / 2**octaves).round_().clamp_(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)

@@ -1,14 +1,14 @@
 """The input of a method: a weight and the calibration statistics of its layer."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.estimates.table_footprint import OUTPUTS_AT_ONCE
+from rocket_core.estimates.layer_footprint import OUTPUTS_AT_ONCE
 from rocket_core.layers import StoredWeight
 from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.least_squares import output_errors
@@ -138,12 +138,7 @@ class LayerProblem:
         if output_gram is None or self.output_weights is None:
             return self.statistics
         scale = self.output_weights.to(output_gram.dtype)
-        return GramStatistics(
-            tokens=self.statistics.tokens,
-            gram=self.statistics.gram,
-            output_gram=output_gram * scale[:, None] * scale,
-            input_energy=self.statistics.input_energy,
-        )
+        return replace(self.statistics, output_gram=output_gram * scale[:, None] * scale)
 
 
 def relative_error(error: float, energy: float) -> float:

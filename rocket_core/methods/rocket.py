@@ -45,12 +45,8 @@ class Rocket(Method):
         if shapes:
             factored = dictionary.profile(
                 problem,
-                dictionary.settings_of(self.config),
-                ratios=self.ratios,
-                shapes=shapes,
+                dictionary.search_of(self, dictionary.settings_of(self.config), shapes),
                 objective=self.config.objective,
-                stored_itemsize=self.itemsize,
-                budget_itemsize=self.budget_itemsize,
                 competing_errors=self._competing_errors(pruned + codes, problem.shape),
             )
         return factored + pruned + codes
@@ -89,12 +85,8 @@ class Rocket(Method):
         ]
         return dictionary.share(
             problem,
-            dictionary.settings_of(self.config),
-            ratios=self.ratios,
-            shapes=PROFILE_RANK_NNZ_RATIOS,
+            dictionary.search_of(self, dictionary.settings_of(self.config), PROFILE_RANK_NNZ_RATIOS),
             dictionary_owner=dictionary_owner,
-            stored_itemsize=self.itemsize,
-            budget_itemsize=self.budget_itemsize,
             competing_errors=competing_errors if all(competing_errors) else (),
         )
 

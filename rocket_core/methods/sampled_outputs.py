@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from rocket_core.estimates.table_footprint import OUTPUTS_AT_ONCE
+from rocket_core.estimates.layer_footprint import OUTPUTS_AT_ONCE
 from rocket_core.linalg.code_grids import RoundedCodes
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import LayerProblem, output_errors, relative_error
@@ -102,7 +102,10 @@ def _sample(energies: Float[Tensor, " d_out"]) -> Int64[Tensor, " sampled"]:
     """Return indices of outputs, evenly from those of large and of small energy; all if there are few."""
     d_out = len(energies)
     number = min(d_out, _MOST_SAMPLED, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
-    if number == d_out:
-        return torch.arange(d_out, device=energies.device)
-    steps = ((torch.arange(number, device=energies.device) + 0.5) * d_out / number).long()
-    return energies.argsort()[steps]
+    return torch.arange(d_out, device=energies.device) if number == d_out else spread_outputs(energies, number)
+
+
+def spread_outputs(energies: Float[Tensor, " d_out"], number: int) -> Int64[Tensor, " sampled"]:
+    """Return indices of some outputs, evenly from those of large and of small energy."""
+    steps = (torch.arange(number, device=energies.device) + 0.5) * len(energies) / number
+    return energies.argsort()[steps.long()]

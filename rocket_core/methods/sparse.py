@@ -13,7 +13,7 @@ from rocket_core.layers import LayerFactors
 from rocket_core.linalg.least_squares import inner_product
 from rocket_core.linalg.pruning import prune, split_path
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors, relative_error
-from rocket_core.methods.sampled_outputs import SampledOutputs
+from rocket_core.methods.sampled_outputs import SampledOutputs, spread_outputs
 from rocket_core.sizes import budget
 
 SPARSE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 20))
@@ -76,8 +76,7 @@ def _measure(
     energies = problem.output_energies()
     d_out = len(energies)
     number = min(d_out, max(_SAMPLED_OUTPUTS, min(_MOST_SAMPLED // len(weight), math.ceil(_SAMPLED_PART * d_out))))
-    # Evenly from outputs of large and of small energy.
-    sample = energies.argsort()[((torch.arange(number) + 0.5) * d_out / number).long()]
+    sample = spread_outputs(energies, number)
     part = weight if number == d_out else weight[:, sample].contiguous()
     counts = stops if number == d_out else [max(1, stop * number // d_out) for stop in stops]
     paths = split_path(part, problem.prepared_gram().unit, counts)

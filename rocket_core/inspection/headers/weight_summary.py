@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rocket_core.errors import AlreadyQuantizedError, CheckpointFormatError
 from rocket_core.inspection.files.safetensors_headers import FLOAT_DTYPES, MAX_TENSORS, TensorHeader
-from rocket_core.inspection.headers.expert_stacks import Stack, find_stacks, possible_shapes
+from rocket_core.inspection.headers.expert_stacks import Stack, possible_shapes, stack_of
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number, by the name of its dtype in files and in settings."""
@@ -65,8 +65,8 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
         if not header.nbytes:
             others.append(header)
             continue
-        block = _IN_A_BLOCK.search(header.key)
-        count = header.numbers if header.dtype in FLOAT_DTYPES else 0
+        block, is_plain = _IN_A_BLOCK.search(header.key), header.dtype in FLOAT_DTYPES
+        count = header.numbers if is_plain else 0
         parameters += count
         stored += header.nbytes
         largest_tensor = max(largest_tensor, header.numbers)
@@ -75,15 +75,16 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
             blocks[header.key[: block.end() - 1]] += count
         if len(header.shape) >= 2:
             dtypes[header.dtype] += header.nbytes
-        if len(header.shape) == 2 and block:
-            shape = header.shape[0], header.shape[1]
+        name = header.key.removesuffix(_WEIGHT)
+        shape = (header.shape[0], header.shape[1]) if len(header.shape) == 2 and block else None
+        if shape is not None:
             shapes[shape] += 1
-        is_plain = header.dtype in FLOAT_DTYPES
-        if len(header.shape) == 2 and block and is_plain and header.key.endswith(_WEIGHT):
-            matrices.append((header.key.removesuffix(_WEIGHT), (header.shape[0], header.shape[1])))
+        if shape is not None and is_plain and name != header.key:
+            matrices.append((name, shape))
         else:
             others.append(header)
-        for name, stack in find_stacks(header.key.removesuffix(_WEIGHT), header.shape) if block else ():
+        stack = stack_of(name, header.shape) if block else None
+        if stack is not None:
             stacks.append((name, stack))
             shapes.update(dict.fromkeys(possible_shapes(stack), stack[0]))
     return WeightSummary(

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.allocation import Allocation, Allocator, allocate, chosen, reachable_ratio, smallest_cap
+from rocket_core.allocation.allocator import Allocation, Allocator, allocate, chosen, reachable_ratio
+from rocket_core.allocation.cap import smallest_cap
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from rocket_core.pipeline.report_builder import allocation_report

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.allocation import allocate, chosen, layer_frontiers, reachable_ratio
+from rocket_core.allocation.allocator import allocate, chosen, layer_frontiers, reachable_ratio
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from rocket_core.sizes.budget import parameter_budget

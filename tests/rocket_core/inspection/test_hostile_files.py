@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rocket_core.config import CompressionConfig, compression_config
 from rocket_core.errors import InvalidConfigError, RocketError, UnmatchedIgnoreError
 from rocket_core.estimates.footprint import Workload, describe_model, estimate_footprint
-from rocket_core.estimates.healing_footprint import vocabulary
+from rocket_core.estimates.healing import vocabulary
 from rocket_core.inspection.checks.feasibility import check_any_selection
 from rocket_core.inspection.checks.model_reach import reach_of_headers
 from rocket_core.inspection.checks.preconditions import (
