@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64, Shaped
 from pydantic import Field
 
 from rocket_core.allocation.cap import error_cap
-from rocket_core.allocation.items import Item, Priced, build_items, chosen_candidate, price
+from rocket_core.allocation.items import Item, build_items, chosen_candidate, price
 from rocket_core.allocation.knapsack import solve_knapsack
 from rocket_core.allocation.label_search import undominated
 from rocket_core.allocation.spending import spend
@@ -124,7 +124,14 @@ class Allocator:
         self._items = build_items(profiles, self._priced, format_groups)
         self._costs = _padded((item.costs.tolist() for item in self._items), 0)
         self._errors = _padded((item.errors.tolist() for item in self._items), math.inf)
-        self.reach = _reach(profiles, self._priced, self._items, budget_unit)
+        smallest = sum(int(item.costs.min()) for item in self._items)
+        self.reach = Reach(
+            unit=budget_unit,
+            dense=sum(int(layer.costs[0]) for layer in self._priced),
+            smallest=smallest,
+            certain=smallest,
+            parameters=sum(profile.parameters for profile in profiles),
+        )
 
     @property
     def reachable_ratio(self) -> float:
@@ -275,12 +282,6 @@ def layer_frontiers(
     return frontiers
 
 
-def reachable_ratio(profiles: Sequence[LayerProfile], budget_unit: BudgetUnit = "parameters") -> float:
-    """Return the largest compression ratio that `allocate` can reach, rounded down to 4 decimals; [0, 1)."""
-    priced = price(profiles, budget_unit, "weight")
-    return _reach(profiles, priced, build_items(profiles, priced), budget_unit).ratio
-
-
 def _enlarged(candidate: Candidate, extra: int, itemsize: int) -> Candidate:
     if extra == 0:
         return candidate
@@ -315,15 +316,6 @@ def _choices(items: Sequence[Item], options: Sequence[int], layers: int) -> tupl
         for layer, choice in zip(item.layers, item.choices[option].tolist(), strict=True):
             choices[layer] = choice
     return tuple(choices)
-
-
-def _reach(
-    profiles: Sequence[LayerProfile], priced: Sequence[Priced], items: Sequence[Item], budget_unit: BudgetUnit
-) -> Reach:
-    smallest = sum(int(item.costs.min()) for item in items)
-    dense = sum(int(layer.costs[0]) for layer in priced)
-    parameters = sum(profile.parameters for profile in profiles)
-    return Reach(unit=budget_unit, dense=dense, smallest=smallest, certain=smallest, parameters=parameters)
 
 
 def _padded(rows: Iterable[Sequence[float]], absent: int | float) -> Shaped[np.ndarray, "layers candidates"]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float16, Int8
@@ -62,7 +63,7 @@ class BlockScales:
     def combined(parts: Sequence["BlockScales"], combine: Callable[[list[Tensor]], Tensor]) -> "BlockScales":
         """Return scales of one format, of whose tensors each is made from the same tensors of all parts."""
         tensors = {name: [getattr(part, name) for part in parts] for name in _TENSORS}
-        present = {name: combine(own) for name, own in tensors.items() if own[0] is not None}
+        present: dict[str, Any] = {name: combine(own) for name, own in tensors.items() if own[0] is not None}
         return replace(parts[0], **present)
 
 

@@ -24,8 +24,9 @@ from rocket_core.linalg.entropy_rounding import (
     scales_for,
 )
 from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance
 from rocket_core.sizes.code_format import coded_format, fewest_coded_bytes
 

@@ -7,10 +7,11 @@ from torch import Tensor
 from rocket_core.candidates import Candidate
 from rocket_core.layers import LayerFactors
 from rocket_core.linalg.compensated_pruning import prune_with_compensation
+from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.pruning import prune_at_once
 from rocket_core.methods import sparse
 from rocket_core.methods.base import Method
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors, relative_error
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
 from rocket_core.sizes import budget
 
 

@@ -11,8 +11,9 @@ from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.block_rounding import round_to_blocks
 from rocket_core.linalg.block_scales import search_block_scales
 from rocket_core.linalg.integer_codes import RoundedWeight, scale_exponent, search_scales
+from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import gptq, gptq_each, round_weight
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance, parts_of_outputs
 from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockType, block_types_for
 from rocket_core.sizes.code_format import CodeChoices, CodeFormat, formats_for

@@ -3,8 +3,9 @@
 from rocket_core.candidates import Candidate
 from rocket_core.layers import LayerFactors
 from rocket_core.linalg.factor_rounding import RoundedFactors, round_factors
+from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors, relative_error
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
 from rocket_core.methods.sampled_outputs import output_importance, weight_error
 from rocket_core.sizes import budget
 from rocket_core.sizes.code_format import FACTOR_CODES, CodeFormat, factor_ranks

@@ -4,9 +4,10 @@ import torch
 
 from rocket_core.candidates import Candidate
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, search_scales
+from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram, gptq, round_to_nearest
 from rocket_core.methods.base import Method
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors, relative_error
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
 from rocket_core.methods.quantized import candidate_of
 from rocket_core.sizes.code_format import CodeFormat
 from rocket_core.sizes.target import ByFormat

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rocket_core.estimates.layer_footprint import OUTPUTS_AT_ONCE
 from rocket_core.linalg.code_grids import RoundedCodes
+from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram
-from rocket_core.methods.layer_problem import LayerProblem, output_errors, relative_error
+from rocket_core.methods.layer_problem import LayerProblem, relative_error
 
 # Outputs share nothing in rounding, so errors are measured on a sample: at least this many, and at least this share.
 _SAMPLED_OUTPUTS = 128

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from rocket_core.candidates import Candidate
 from rocket_core.layers import LayerFactors
-from rocket_core.linalg.least_squares import inner_product
+from rocket_core.linalg.least_squares import inner_product, output_errors
 from rocket_core.linalg.pruning import prune, split_path
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors, relative_error
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
 from rocket_core.methods.sampled_outputs import SampledOutputs, spread_outputs
 from rocket_core.sizes import budget
 

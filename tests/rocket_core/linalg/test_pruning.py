@@ -20,7 +20,8 @@ def random_layer(d_in, d_out, seed=0, tokens=300, spread=1.0):
 
 
 def path(weight, inputs, counts, dtype=torch.float64):
-    return list(prune_path(weight, UnitGram.of((inputs.T @ inputs).to(dtype)), counts))
+    steps = [(count, 0.1) for count in counts]
+    return list(prune_path(weight, UnitGram.of((inputs.T @ inputs).to(dtype)), steps))
 
 
 def pruned_to(weight, inputs, count, dtype=torch.float64):
