@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rocket_core.allocation import smallest_cap, solve_knapsack
+from rocket_core.allocation.cap import smallest_cap
+from rocket_core.allocation.knapsack import solve_knapsack
 from tests.reference.knapsack import dynamic_programme
 
 RATIOS = (0.2, 0.33, 0.5)

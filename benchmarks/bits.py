@@ -30,7 +30,7 @@ from benchmarks.measured_runs import (
     run,
     saved_runs,
 )
-from rocket_core.allocation import allocate
+from rocket_core.allocation.allocator import allocate
 from rocket_core.config import compression_config
 from rocket_core.pipeline import ProfileCache, profile_model
 

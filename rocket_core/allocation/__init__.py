@@ -4,25 +4,11 @@
 `knapsack` solves; `relaxation` and `label_search` are its linear relaxation and its exact search. Loads no torch.
 """
 
-from rocket_core.allocation.allocator import (
-    Allocation,
-    Allocator,
-    allocate,
-    chosen,
-    layer_frontiers,
-    reachable_ratio,
-)
-from rocket_core.allocation.cap import smallest_cap
-from rocket_core.allocation.knapsack import KnapsackSolution, solve_knapsack
+from rocket_core.allocation.allocator import Allocation, Allocator, chosen, layer_frontiers
 
 __all__ = [
     "Allocation",
     "Allocator",
-    "KnapsackSolution",
-    "allocate",
     "chosen",
     "layer_frontiers",
-    "reachable_ratio",
-    "smallest_cap",
-    "solve_knapsack",
 ]

@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64, Shaped
 from pydantic import Field
 
 from rocket_core.allocation.cap import error_cap
-from rocket_core.allocation.items import Item, Priced, build_items, chosen_candidate, price
+from rocket_core.allocation.items import Item, build_items, chosen_candidate, price
 from rocket_core.allocation.knapsack import solve_knapsack
 from rocket_core.allocation.label_search import undominated
 from rocket_core.allocation.spending import spend
@@ -88,6 +88,9 @@ class Allocator:
         itemsize: bytes of one more nonzero, used if the budget counts bytes.
         format_groups: layers that must be stored in the same way; these have no shared candidates.
 
+    Attributes:
+        reach: how small the layers can become.
+
     Raises:
         InvalidConfigError: the slack is out of range, the profiles are empty, or they lack the objective's error.
 
@@ -121,17 +124,19 @@ class Allocator:
         self._items = build_items(profiles, self._priced, format_groups)
         self._costs = _padded((item.costs.tolist() for item in self._items), 0)
         self._errors = _padded((item.errors.tolist() for item in self._items), math.inf)
-        self._reach = _reach(profiles, self._priced, self._items, budget_unit)
-
-    @property
-    def reach(self) -> Reach:
-        """How small the layers can become."""
-        return self._reach
+        smallest = sum(int(item.costs.min()) for item in self._items)
+        self.reach = Reach(
+            unit=budget_unit,
+            dense=sum(int(layer.costs[0]) for layer in self._priced),
+            smallest=smallest,
+            certain=smallest,
+            parameters=sum(profile.parameters for profile in profiles),
+        )
 
     @property
     def reachable_ratio(self) -> float:
         """Largest ratio that can be reached, rounded down to 4 decimals; [0, 1)."""
-        return self._reach.ratio
+        return self.reach.ratio
 
     def allocate(self, ratio: float) -> Allocation:
         """Choose one candidate per layer with the least total error within the budget of a ratio.
@@ -147,8 +152,8 @@ class Allocator:
             raise InvalidConfigError(
                 f"compression ratio {ratio} is out of range; give a number from 0 up to, but not 1"
             )
-        self._reach.check(ByRatio(ratio=ratio))
-        budget = parameter_budget(self._reach.dense, ratio)
+        self.reach.check(ByRatio(ratio=ratio))
+        budget = parameter_budget(self.reach.dense, ratio)
         errors = self._errors
         cap = None
         if self._objective == "weight":
@@ -166,7 +171,7 @@ class Allocator:
             ratio=ratio,
             budget_unit=self._budget_unit,
             budget=budget,
-            compressible=self._reach.dense,
+            compressible=self.reach.dense,
             kept=solution.total_cost + sum(extra) * per_nonzero,
             choices=choices,
             extra_nonzeros=extra,
@@ -246,7 +251,7 @@ def chosen(
         allocation: the allocation.
         itemsize: bytes of a nonzero.
     """
-    candidates = chosen_candidate(profiles, allocation.choices, _first_layers(profiles))
+    candidates = chosen_candidate(profiles, allocation.choices)
     return [
         (profile, _enlarged(candidate, extra, itemsize))
         for (profile, candidate), extra in zip(candidates, allocation.extra_nonzeros, strict=True)
@@ -277,12 +282,6 @@ def layer_frontiers(
     return frontiers
 
 
-def reachable_ratio(profiles: Sequence[LayerProfile], budget_unit: BudgetUnit = "parameters") -> float:
-    """Return the largest compression ratio that `allocate` can reach, rounded down to 4 decimals; [0, 1)."""
-    priced = price(profiles, budget_unit, "weight")
-    return _reach(profiles, priced, build_items(profiles, priced), budget_unit).ratio
-
-
 def _enlarged(candidate: Candidate, extra: int, itemsize: int) -> Candidate:
     if extra == 0:
         return candidate
@@ -311,25 +310,12 @@ def _frontier(
     ]
 
 
-def _first_layers(profiles: Sequence[LayerProfile]) -> dict[str, LayerProfile]:
-    return {profile.input_group: profile for profile in profiles if profile.shared}
-
-
 def _choices(items: Sequence[Item], options: Sequence[int], layers: int) -> tuple[int, ...]:
     choices = [0] * layers
     for item, option in zip(items, options, strict=True):
         for layer, choice in zip(item.layers, item.choices[option].tolist(), strict=True):
             choices[layer] = choice
     return tuple(choices)
-
-
-def _reach(
-    profiles: Sequence[LayerProfile], priced: Sequence[Priced], items: Sequence[Item], budget_unit: BudgetUnit
-) -> Reach:
-    smallest = sum(int(item.costs.min()) for item in items)
-    dense = sum(int(layer.costs[0]) for layer in priced)
-    parameters = sum(profile.parameters for profile in profiles)
-    return Reach(unit=budget_unit, dense=dense, smallest=smallest, certain=smallest, parameters=parameters)
 
 
 def _padded(rows: Iterable[Sequence[float]], absent: int | float) -> Shaped[np.ndarray, "layers candidates"]:

@@ -5,8 +5,8 @@ members' own candidates, and the shared candidates. Dominated options (another c
 out, because none of them can be part of an optimum.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -127,7 +127,7 @@ def build_items(
 
 
 def chosen_candidate(
-    profiles: Sequence[LayerProfile], choices: Sequence[int], first_layers: Mapping[str, LayerProfile]
+    profiles: Sequence[LayerProfile], choices: Sequence[int]
 ) -> Iterator[tuple[LayerProfile, Candidate]]:
     """Yield each layer with its chosen candidate.
 
@@ -136,8 +136,8 @@ def chosen_candidate(
     Args:
         profiles: all layers.
         choices: one index per layer.
-        first_layers: the first layer of each input group.
     """
+    first_layers = {profile.input_group: profile for profile in profiles if profile.shared}
     places: dict[str, int] = {}
     for profile, choice in zip(profiles, choices, strict=True):
         member = places.setdefault(profile.input_group, 0)
@@ -151,12 +151,8 @@ def chosen_candidate(
 
 def _own(index: int, profile: LayerProfile, priced: Priced) -> Item:
     own = len(profile.candidates)
-    return Item(
-        layers=(index,),
-        costs=priced.costs[:own],
-        errors=priced.errors[:own],
-        choices=np.arange(own)[:, None],
-    )
+    choices = np.arange(own)[:, None]
+    return Item(layers=(index,), costs=priced.costs[:own], errors=priced.errors[:own], choices=choices)
 
 
 def _agreeing(group: Sequence[int], profiles: Sequence[LayerProfile], priced: Sequence[Priced], *, dense: bool) -> Item:
@@ -210,9 +206,4 @@ def _with_shared(own: Item, first: Priced, counts: Sequence[int]) -> Item:
 def _undominated(item: Item) -> Item:
     """Return the undominated options by rising cost; of options with equal cost and error, the first."""
     options = undominated(item.costs, item.errors)
-    return Item(
-        layers=item.layers,
-        costs=item.costs[options],
-        errors=item.errors[options],
-        choices=item.choices[options],
-    )
+    return replace(item, costs=item.costs[options], errors=item.errors[options], choices=item.choices[options])

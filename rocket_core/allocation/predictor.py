@@ -137,8 +137,10 @@ class Predictor:
                 return self.at_ratio(ratio)
             case ByBytes(target_bytes=size):
                 return self.within_bytes(size)
-            case ByBits(bits=bits):
-                return self.within_bits(bits)
+            case ByBits():
+                # The budget then counts bytes, whatever the profile's budget counts.
+                allocator = self._counting_bytes(self.profile.layers_for(target))
+                return allocator.allocate(allocator.reach.check(target))
             case ByError(error=error):
                 return self.within_error(error)
             case ByFormat():
@@ -175,21 +177,6 @@ class Predictor:
         target = ByBytes(target_bytes=size)
         allocator = self._counting_bytes(self.profile.layers_for(target))
         return allocator.allocate(self._reach_of_sizes().check(target))
-
-    def within_bits(self, bits: float) -> Allocation:
-        """Return the best allocation whose layers take at most the given number of bits per weight.
-
-        The budget then counts bytes, whatever the profile's budget counts.
-
-        Args:
-            bits: upper bound on the stored bits of the layers for each of their parameters, > 0.
-
-        Raises:
-            InfeasibleBudgetError: no choice of candidates is small enough.
-        """
-        target = ByBits(bits=bits)
-        allocator = self._counting_bytes(self.profile.layers_for(target))
-        return allocator.allocate(allocator.reach.check(target))
 
     def within_error(self, error: float) -> Allocation:
         """Return the smallest allocation within reach whose predicted error is at most a bound.

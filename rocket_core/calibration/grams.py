@@ -6,6 +6,7 @@ inputs. Layers that read the same tensor share one matrix.
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,22 +62,16 @@ def find_input_groups(
     # Inputs are kept alive until the run ends: a reused address would merge two groups.
     inputs: list[Tensor] = []
 
-    def note(name: str, tensor: Tensor) -> None:
+    def note(name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        tensor = first_input(args, kwargs)
         inputs.append(tensor)
         key = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
         keys.setdefault(name, set()).add((*key, tensor._version))
 
-    handles = [
-        module.register_forward_pre_hook(
-            lambda _module, args, kwargs, name=name: note(name, first_input(args, kwargs)), with_kwargs=True
-        )
-        for name, module in layers.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in layers.items():
+            hooks.enter_context(module.register_forward_pre_hook(functools.partial(note, name), with_kwargs=True))
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     groups: dict[object, list[str]] = {}
     for name, seen in keys.items():
         # A layer that is called with several inputs gets its own group.
@@ -110,18 +105,14 @@ def collect_statistics(
         NonFiniteCalibrationError: a layer's input or output has NaN or infinity; the message names layer and batch.
     """
     collector = _Collector(dtype=dtype)
-    handles = [
-        layers[name].register_forward_hook(functools.partial(collector.add, name, group), with_kwargs=True)
-        for group in groups
-        for name in (group.layers if group.from_output else group.layers[:1])
-    ]
-    try:
+    with ExitStack() as hooks:
+        for group in groups:
+            for name in group.layers if group.from_output else group.layers[:1]:
+                add = functools.partial(collector.add, name, group)
+                hooks.enter_context(layers[name].register_forward_hook(add, with_kwargs=True))
         for batch in range(batches):
             collector.batch = batch
             run(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     called = (group for group in groups if group.layers[0] in collector.sums)
     return {name: collector.statistics(name, group) for group in called for name in group.layers}
 

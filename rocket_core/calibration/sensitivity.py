@@ -46,15 +46,6 @@ class Sensitivity:
 
     fisher_diagonal: Float[Tensor, " d_out"]
 
-    @property
-    def scale(self) -> float:
-        """Loss per token for a squared output error of one: `1/2 mean_j f_j`.
-
-        The cost of a candidate is this times `||S (W - W~)||_F^2 / rows`, the whitened squared error per calibration
-        row of the layer; resolved by coordinate, it is `1/2 sum_j f_j ||S (w_j - w~_j)||^2 / rows`.
-        """
-        return 0.5 * float(self.fisher_diagonal.mean())
-
 
 def natural_loss(model: PreTrainedModel, *, reads_in_order: bool) -> Loss:
     """Return the loss to use for a model: `tokens` if it predicts tokens, else `hidden_states`.
@@ -105,7 +96,6 @@ def output_gradient(
         NonFiniteCalibrationError: the gradient is NaN or infinite.
     """
     hidden = activations.hidden[number]
-    nothing = (None,) * (activations.beside or 0)
     for exponent in _HALF_EXPONENTS if hidden.dtype == torch.float16 else (0,):
         generator = torch.Generator().manual_seed(number)
         gradient = torch.empty_like(hidden)
@@ -117,7 +107,7 @@ def output_gradient(
             with (
                 handing_on(passed, number, rows),
                 torch.enable_grad(),
-                stand_ins(blocks, _always(leaf), lambda: nothing),
+                stand_ins(blocks, _always(leaf), activations.nothing_beside),
                 contextlib.nullcontext() if watched is None else watched.watching(),
             ):
                 if loss == "tokens":
@@ -202,14 +192,10 @@ class SquaredGradients:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Collect gradients of the layers while the context is active."""
-        handles = [
-            module.register_forward_hook(functools.partial(self._watch, name)) for name, module in self.layers.items()
-        ]
-        try:
+        with contextlib.ExitStack() as hooks:
+            for name, module in self.layers.items():
+                hooks.enter_context(module.register_forward_hook(functools.partial(self._watch, name)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def pull_back(
         self,

@@ -39,24 +39,12 @@ __all__ = [
     "write_safetensors",
 ]
 
-_MODULES = {
-    "loader": ("WeightLoader",),
-    "reader": ("Checkpoint", "PartEntry", "TensorEntry", "open_checkpoint"),
-    "source": ("ModelSource", "find_model"),
-    "transfer": ("Transfer",),
-    "writer": (
-        "TensorPlan",
-        "checkpoint_bytes",
-        "plan_copy",
-        "plan_tensor",
-        "write_checkpoint",
-        "write_safetensors",
-    ),
-}
+# All but the first load torch.
+_MODULES = ("source", "reader", "writer", "loader")
 
 
 def __getattr__(name: str) -> object:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+    if name in __all__:
+        modules = (import_module(f"{__name__}.{module}") for module in _MODULES)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """How much of a model a compression may change. Loads no torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -71,13 +71,13 @@ def coverage(
     included = config.decides_tables
     more = (
         ("include vision, with images to calibrate on", 0 if config.includes_vision else tower),
-        (_including_tables(config), 0 if included else tables),
+        (_including_tables(config), 0 if included or not config.reader.tables else tables),
         ("fewer ignored layers", ignored),
     )
     return Coverage(
         model_bytes=model_bytes,
         selected_bytes=min(model_bytes, selected + (tables if included else 0)),
-        more=tuple(Inclusion(how=how, bytes=count) for how, count in _possible(config, more) if count),
+        more=tuple(Inclusion(how=how, bytes=count) for how, count in more if count),
     )
 
 
@@ -105,10 +105,6 @@ def coverage_of_headers(settings: Mapping[str, object], weights: WeightSummary, 
         tower=0 if vision else _tower_parameters(settings, weights) * itemsize,
         ignored=(everything.compressible_parameters - selected.compressible_parameters) * itemsize,
     )
-
-
-def _possible(config: CompressionConfig, more: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    return [(how, count) for how, count in more if config.reader.tables or "embeddings" not in how]
 
 
 def _including_tables(config: CompressionConfig) -> str:

@@ -13,14 +13,8 @@ from rocket_core.estimates.code_duration import (
 )
 from rocket_core.estimates.evaluation_duration import EvaluationSizes, evaluation_operations
 from rocket_core.estimates.footprint import ModelShape, Workload
-from rocket_core.estimates.healing_duration import HealingWork, healing_operations
+from rocket_core.estimates.healing import HealingWork, healing_operations
 from rocket_core.estimates.operations import FLOAT32_BYTES, Operations, activation_passes, model_products
-from rocket_core.estimates.sequential_duration import (
-    following_inputs,
-    refining,
-    searching_dictionaries,
-    step_tokens,
-)
 from rocket_core.sizes.budget import Shape
 from rocket_core.system.machine_speed import MachineSpeed
 
@@ -45,6 +39,29 @@ _START_SECONDS, _WRITTEN_BYTES = 1.2, 5e8
 # Numbers of weights that a trial run of an artifact unpacks, multiplies and compares in a second.
 _TRIED_NUMBERS = 2e7
 
+# Sequential compression. Numbers of passes were fitted to the processor time of Llamas with 192, 512 and 2,048 hidden
+# units, at 2,048 to 65,536 tokens, on one thread of an AMD EPYC (Zen 5); `python -m benchmarks.duration` compares
+# estimates with measured times.
+#
+# Passes of calibration data through a block, of both models together: up to each input that layers read, with what
+# attention returned kept.
+_FOLLOWING_PASSES = 3.6
+# Matrices of sums for each input; of texts that are read in both directions.
+_SUMS, _WHOLE_TEXT_SUMS = 2, 5
+# Products in float64 for a target and its error, and operations in float32 that take as long as one in float64: of a
+# product, and of a solution by LAPACK.
+_TARGET_PRODUCTS, _DOUBLE, _SOLVED_DOUBLE = 3, 2.0, 2.5
+# Shared dictionaries whose errors may win, as sweeps improve them: products, and passes over the weight, to search for
+# them at all ratios. That is so for layers that together have at least so many outputs for each input.
+_SEARCH_PRODUCTS, _SEARCH_PASSES, _LEAST_OUTPUTS = 80, 4700, 2
+# Refinement: gradient steps, passes over the weights for each, its seconds on any machine, for a block and for each of
+# its layers, and the most tokens that it takes; tests, each a pass through two blocks, and the part of the tokens that
+# is held out for them.
+_STEPS, _STEP_PASSES, _MOST_STEP_TOKENS = 100, 20, 1024
+_STEP_SECONDS, _LAYER_SECONDS = 0.012, 0.0018
+_TESTS, _HELD_OUT = 6, 8
+# Products of a weight in a step: forward and backward, with gradients of the weight, and without in the next block.
+_STEP_PRODUCTS = 5
 
 # One core of a processor that multiplies bfloat16 matrices; progress depends on the proportions only.
 NOMINAL_SPEED = MachineSpeed(products=190e9, rough_products=750e9, memory=4.5e9)
@@ -128,28 +145,34 @@ def _passing(model: ModelShape, index: int, tokens: int, *, sums: bool = True) -
 
 
 def _following(model: ModelShape, index: int, work: Workload) -> Operations:
-    block = model.layers[index]
-    found = following_inputs(
-        block,
-        _passing(model, index, work.tokens, sums=False),
-        gram_numbers=_gram_numbers(block),
-        tokens=work.tokens * model.active_part,
-        whole_texts=not model.predicts,
+    """Return the operations to sum up what layers read in both models, to find their targets, and to refine a block."""
+    block, tokens = model.layers[index], work.tokens * model.active_part
+    sums = (_SUMS if model.predicts else _WHOLE_TEXT_SUMS) * 2 * _gram_numbers(block) * tokens
+    targets = sum(_TARGET_PRODUCTS * _DOUBLE * 2 * d_in**2 * d_out for d_in, d_out in block)
+    solved = sum(_SOLVED_DOUBLE * (2 / 3 * d_in**3 + 2 * d_in**2 * d_out) for d_in, d_out in block)
+    forward = _passing(model, index, work.tokens, sums=False)
+    found = forward.times(_FOLLOWING_PASSES) + Operations(products=sums + targets + solved)
+    return found + _refining(model, index, work.tokens) if work.config.refine else found
+
+
+def _refining(model: ModelShape, index: int, tokens: int) -> Operations:
+    block, parameters = model.layers[index], model.block_parameters[min(index, len(model.block_parameters) - 1)]
+    passed, step_tokens = parameters * model.active_part, min(_MOST_STEP_TOKENS, tokens // _HELD_OUT)
+    step = Operations(
+        products=_STEP_PRODUCTS * 2 * passed * step_tokens,
+        memory=_STEP_PASSES * parameters * FLOAT32_BYTES,
+        seconds=_STEP_SECONDS + _LAYER_SECONDS * len(block),
     )
-    if not work.config.refine:
-        return found
-    parameters = model.block_parameters[min(index, len(model.block_parameters) - 1)]
-    activations = activation_passes(_SENSITIVITY_PASSES, block, step_tokens(work.tokens) * model.active_part)
-    return found + refining(
-        parameters, activations, layers=len(block), tokens=work.tokens, active_part=model.active_part
-    )
+    activations = activation_passes(_SENSITIVITY_PASSES, block, step_tokens * model.active_part)
+    tests = Operations(products=_TESTS * 2 * 2 * passed * tokens / _HELD_OUT)
+    return (step + activations).times(_STEPS) + tests
 
 
 def _profiling_block(block: Sequence[Shape], config: CompressionConfig) -> Operations:
     readers = Counter(d_in for d_in, _ in block)
     found = sum((_profiling(shape, config, shares=readers[shape[0]] > 1) for shape in block), Operations())
     searches = config.sequential and not config.quantizes and "shared" in config.kinds
-    return found + searching_dictionaries(block) if searches else found
+    return found + _searching_dictionaries(block) if searches else found
 
 
 def _profiling(shape: Shape, config: CompressionConfig, *, shares: bool) -> Operations:
@@ -220,3 +243,24 @@ def _pruning(d_in: int, d_out: int) -> Operations:
     memory = _PASSES * d_in * d_out * FLOAT32_BYTES
     splitting = _in_splitting(d_in, 2 * _PRODUCTS * d_in**2 * d_out)
     return splitting + Operations(products=products, memory=memory, seconds=_COMPRESS_SECONDS)
+
+
+def _searching_dictionaries(block: Sequence[Shape]) -> Operations:
+    """Return the operations to search for dictionaries that the layers of a block share, where these are swept.
+
+    Args:
+        block: `(d_in, d_out)` of its layers.
+    """
+    # Layers of one shape that read the same input, such as gate and up.
+    outputs: dict[int, int] = {}
+    for (d_in, d_out), layers in Counter(block).items():
+        if layers > 1:
+            outputs[d_in] = max(outputs.get(d_in, 0), layers * d_out)
+    found = Operations()
+    for d_in, together in outputs.items():
+        if together >= _LEAST_OUTPUTS * d_in:
+            found += Operations(
+                products=_SEARCH_PRODUCTS * 2 * d_in**2 * together,
+                memory=_SEARCH_PASSES * d_in * together * FLOAT32_BYTES,
+            )
+    return found

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, assert_never
 
@@ -21,8 +21,7 @@ from rocket_core.estimates.footprint import (
     evaluation_footprint,
     factored_export_bytes,
 )
-from rocket_core.estimates.healing_duration import HealingWork
-from rocket_core.estimates.healing_footprint import HealingSizes, batch_windows, healing_footprint, vocabulary
+from rocket_core.estimates.healing import HealingSizes, HealingWork, batch_windows, healing_footprint, vocabulary
 from rocket_core.estimates.operations import Operations
 from rocket_core.estimates.tower_footprint import tower_workload
 from rocket_core.inspection.checks.model_reach import reach_of_headers
@@ -183,30 +182,17 @@ def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:
 def _with_measurements(
     footprint: ResourceEstimate, model: ModelShape, config: CompressionConfig, settings: Mapping[str, Any]
 ) -> ResourceEstimate:
+    longest, asked = positions(settings), config.evaluate
     if config.benchmark:
-        benchmark = benchmark_footprint(model, len(config.export))
-        footprint = replace(footprint, memory_bytes=max(footprint.memory_bytes, benchmark.memory_bytes))
+        footprint = footprint.before(benchmark_footprint(model, len(config.export)))
     if config.heal_tokens is not None:
-        footprint = _with_healing(footprint, model, config, settings)
-    asked = config.evaluate
-    if asked is None:
-        return footprint
-    length = window_length(positions(settings), asked.sequence_length)
-    tokens = asked.samples * min(asked.stride or sys.maxsize, length) + len(asked.prompts) * asked.answer_tokens
-    evaluation = evaluation_footprint(model, tokens=tokens, vocabulary=vocabulary(settings, model))
-    return ResourceEstimate(
-        memory_bytes=max(footprint.memory_bytes, evaluation.memory_bytes),
-        disk_bytes=footprint.disk_bytes + evaluation.disk_bytes,
-    )
-
-
-def _with_healing(
-    footprint: ResourceEstimate, model: ModelShape, config: CompressionConfig, settings: Mapping[str, Any]
-) -> ResourceEstimate:
-    sizes = HealingSizes.of(model, vocabulary(settings, model))
-    window = window_length(positions(settings), config.calibration.sequence_length)
-    healing = healing_footprint(sizes, call_tokens=window * batch_windows(sizes.vocabulary, window))
-    return ResourceEstimate(
-        memory_bytes=max(footprint.memory_bytes, healing.memory_bytes),
-        disk_bytes=footprint.disk_bytes + healing.disk_bytes,
-    )
+        sizes = HealingSizes.of(model, vocabulary(settings, model))
+        window = window_length(longest, config.calibration.sequence_length)
+        call_tokens = window * batch_windows(sizes.vocabulary, window)
+        footprint = footprint.before(healing_footprint(sizes, call_tokens=call_tokens))
+    if asked is not None:
+        length = window_length(longest, asked.sequence_length)
+        tokens = asked.samples * min(asked.stride or sys.maxsize, length) + len(asked.prompts) * asked.answer_tokens
+        evaluation = evaluation_footprint(model, tokens=tokens, vocabulary=vocabulary(settings, model))
+        footprint = footprint.before(evaluation)
+    return footprint

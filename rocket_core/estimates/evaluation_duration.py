@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from rocket_core.config import BUILTIN_DATASET, CompressionConfig
 from rocket_core.estimates.footprint import ModelShape
-from rocket_core.estimates.healing_footprint import vocabulary
+from rocket_core.estimates.healing import vocabulary
 from rocket_core.estimates.operations import FLOAT32_BYTES, Operations, activation_passes, model_products
 from rocket_core.inspection.checks.preconditions import window_length
 from rocket_core.inspection.files.dataset_names import LOCAL_SUFFIXES

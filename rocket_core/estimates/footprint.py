@@ -7,12 +7,16 @@ safetensors headers (`describe_model`). Both use this module, so that an estimat
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
 
 from rocket_core.config import CompressionConfig
 from rocket_core.estimates.batch_size import TOKENS_PER_BATCH
-from rocket_core.estimates.layer_footprint import block_gram_bytes, solver_bytes, target_bytes
-from rocket_core.estimates.table_footprint import table_disk_bytes, table_memory_bytes
+from rocket_core.estimates.layer_footprint import (
+    block_gram_bytes,
+    solver_bytes,
+    table_disk_bytes,
+    table_memory_bytes,
+    target_bytes,
+)
 from rocket_core.estimates.tower_footprint import TowerShape, tower_of_headers
 from rocket_core.inspection.headers.block_lists import compressed_lists, list_of
 from rocket_core.inspection.headers.header_layers import find_layers, likely_tables
@@ -20,7 +24,7 @@ from rocket_core.inspection.headers.model_fields import HIDDEN_SIZES, active_par
 from rocket_core.inspection.headers.weight_summary import ITEM_BYTES, WeightSummary, item_bytes, storage_dtype
 from rocket_core.sizes import budget
 from rocket_core.sizes.budget import Shape
-from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByRatio, Target
+from rocket_core.sizes.target import ByRatio
 
 _FLOAT64 = 8
 _FLOAT32 = 4
@@ -152,6 +156,12 @@ class ResourceEstimate:
     memory_bytes: int
     disk_bytes: int
 
+    def before(self, other: "ResourceEstimate") -> "ResourceEstimate":
+        """Return the resources needed if something else follows, while what this has written stays on disk."""
+        return ResourceEstimate(
+            memory_bytes=max(self.memory_bytes, other.memory_bytes), disk_bytes=self.disk_bytes + other.disk_bytes
+        )
+
 
 def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     """Estimate the memory and disk of a compression.
@@ -207,7 +217,9 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         working = max(working, (3 if work.config.sequential else 1) * held + grams + max(solver, activations))
     inputs = work.windows * work.input_bytes
     memory = max(prelude * model.compute_itemsize + read + hidden, working) + inputs + HEADROOM
-    disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, _least_ratio(work.config.target))
+    # Only a ratio says what is certain to be removed without the model's sizes.
+    ratio = work.config.target.ratio if isinstance(work.config.target, ByRatio) else 0.0
+    disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, ratio)
     if work.config.profiles_tables:
         sizes = {"compute_itemsize": model.compute_itemsize, "itemsize": work.itemsize}
         tables = table_memory_bytes(prelude, model.hidden_size, **sizes)
@@ -336,17 +348,6 @@ def _statistics_disk(model: ModelShape, work: Workload) -> int:
         windows = min(work.windows, config.sensitivity_samples)
         states = sensitivity_disk_bytes(model, windows=windows, sequence_length=work.sequence_length)
     return max(min(kept, config.statistics_quota_bytes), states)
-
-
-def _least_ratio(target: Target | None) -> float:
-    """Return a ratio that a target is certain to remove: only a ratio says so without the model's sizes."""
-    match target:
-        case ByRatio(ratio=ratio):
-            return ratio
-        case ByBytes() | ByBits() | ByFormat() | None:
-            return 0.0
-        case _:
-            assert_never(target)
 
 
 def _factors_bytes(model: ModelShape, ratio: float) -> int:

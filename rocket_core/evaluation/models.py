@@ -35,7 +35,7 @@ from rocket_core.inspection.files.model_advice import advice_on_folder
 from rocket_core.inspection.files.model_files import CONFIG_NAME, vet_folder
 from rocket_core.inspection.files.safetensors_headers import local_weight_files, read_header
 from rocket_core.inspection.headers.model_fields import check_sizes
-from rocket_core.inspection.headers.weight_summary import sum_summaries, summarize
+from rocket_core.inspection.headers.weight_summary import summarize_files
 from rocket_core.layers import QUANT_METHOD
 from rocket_core.models.classes import decodes_several_kinds, generating_class, named_class, named_classes
 from rocket_core.models.pretrained import check_settings, interpreting, load_config, load_tokenizer
@@ -159,7 +159,7 @@ def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool =
     named = generating_class(folder.config) if folder.predicts_tokens else named_class(folder.config)
     vet_folder(folder.path, str(folder.path))
     files = local_weight_files(folder.path, str(folder.path))
-    weights = sum_summaries((summarize(read_header(file, str(file))) for file in files), str(folder.path))
+    weights = summarize_files((read_header(file, str(file)) for file in files), str(folder.path))
     config = copy.deepcopy(folder.config)
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:

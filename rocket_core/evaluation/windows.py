@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rocket_core.calibration.datasets import token_windows
 from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidConfigError
-from rocket_core.estimates.healing_footprint import batch_windows
+from rocket_core.estimates.healing import batch_windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rocket_core.estimates.healing_duration import healing_steps, windows_per_step
+from rocket_core.estimates.healing import healing_steps, windows_per_step
 
 # The first steps of Adam move every number by the whole learning rate, whatever its gradient: about so many steps pass
 # before its second moments mean something.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rocket_core.errors import NonFiniteCalibrationError
-from rocket_core.estimates.healing_duration import MEASURED_PASSES, STEP_PASSES, healing_measurements
+from rocket_core.estimates.healing import MEASURED_PASSES, STEP_PASSES, healing_measurements
 from rocket_core.healing.divergence import divergence_sum
 from rocket_core.healing.schedule import Schedule
 

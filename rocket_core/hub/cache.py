@@ -54,7 +54,16 @@ def hold(repository: Path) -> None:
         repository: folder of the repository in a cache, `CACHE/models--NAMESPACE--NAME`; it need not exist yet.
     """
     with _deciding(repository.parent):
-        _hold(repository)
+        if repository not in _held:
+            descriptor = _open(_lock_file(repository))
+            if lock(descriptor):
+                # No process holds it, so downloads that were started have ended, successfully or not.
+                os.ftruncate(descriptor, 0)
+            # It is not removed in the meantime: removal needs the lock of the cache, which this process holds.
+            lock(descriptor, shared=True, wait=True)
+            _held[repository] = descriptor
+        # By its descriptor: a confined process cannot set the times of a path.
+        os.utime(_held[repository])
 
 
 def release(repository: Path) -> None:
@@ -151,8 +160,7 @@ def _last_use(repository: Path) -> float:
 
 def _remove(repository: Path) -> bool:
     """Remove a repository unless a process holds it; return whether it is gone."""
-    descriptor = _open(_lock_file(repository))
-    try:
+    with _opened(_lock_file(repository)) as descriptor:
         if not lock(descriptor):
             return False
         # Renamed first, so that a process killed here does not leave a partial repository that looks complete.
@@ -161,8 +169,6 @@ def _remove(repository: Path) -> bool:
             repository.rename(doomed)
             shutil.rmtree(doomed)
         os.ftruncate(descriptor, 0)
-    finally:
-        os.close(descriptor)
     return True
 
 
@@ -183,20 +189,6 @@ def _remove_other_commits(room: Room) -> int:
         if blob.resolve() not in needed:
             blob.unlink()
     return before - _size(room.repository)
-
-
-def _hold(repository: Path) -> None:
-    file = _lock_file(repository)
-    if repository not in _held:
-        descriptor = _open(file)
-        if lock(descriptor):
-            # No process holds it, so downloads that were started have ended, successfully or not.
-            os.ftruncate(descriptor, 0)
-        # It is not removed in the meantime: removal needs the lock of the cache, which this process holds.
-        lock(descriptor, shared=True, wait=True)
-        _held[repository] = descriptor
-    # By its descriptor: a confined process cannot set the times of a path.
-    os.utime(_held[repository])
 
 
 def _is_held_here_alone(repository: Path) -> bool:
@@ -230,11 +222,8 @@ def _reservations(repository: Path) -> Mapping[str, int]:
 
 
 def _is_held_elsewhere(file: Path) -> bool:
-    descriptor = _open(file)
-    try:
+    with _opened(file) as descriptor:
         return not lock(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _lock_file(repository: Path) -> Path:
@@ -249,11 +238,17 @@ def _open(file: Path) -> int:
 
 
 @contextmanager
-def _deciding(cache: Path) -> Iterator[None]:
-    """Exclude all other processes that hold, reserve or remove in this cache."""
-    descriptor = _open(cache / _LOCKS / _DECISION)
+def _opened(file: Path) -> Iterator[int]:
+    descriptor = _open(file)
     try:
-        lock(descriptor, wait=True)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _deciding(cache: Path) -> Iterator[None]:
+    """Exclude all other processes that hold, reserve or remove in this cache."""
+    with _opened(cache / _LOCKS / _DECISION) as descriptor:
+        lock(descriptor, wait=True)
+        yield

@@ -35,11 +35,12 @@ from rocket_core.inspection.files.safetensors_headers import (
     INDEX_NAME,
     PREFIX_BYTES,
     SUFFIX,
+    TensorHeader,
     header_length,
     parse_header,
     weight_files,
 )
-from rocket_core.inspection.headers.weight_summary import WeightSummary, sum_summaries, summarize
+from rocket_core.inspection.headers.weight_summary import WeightSummary, summarize_files
 from rocket_core.version import __version__
 
 # Weights as safetensors, configuration and tokenizer; never pickles, never code.
@@ -150,8 +151,8 @@ class Repository:
         """
         with hub_errors(self.subject):
             weights = self.weight_files()
-        others = [name for name in self.files if not name.endswith(SUFFIX) and _is_wanted(name)]
-        return tuple(sorted([*weights, *others]))
+        wanted = {name for name in self.files if any(fnmatch(name, pattern) for pattern in PATTERNS)}
+        return tuple(sorted([*weights, *(name for name in wanted if not name.endswith(SUFFIX))]))
 
     def weight_files(self) -> tuple[str, ...]:
         """Return the safetensors that make up the model; exceptions of the Hub's client are propagated."""
@@ -184,15 +185,14 @@ class Repository:
                     return None
                 allowance = _Allowance()
                 with ThreadPoolExecutor(min(_CONNECTIONS, len(files))) as pool:
-                    parts = pool.map(lambda file: self._summarize(file, allowance), files)
-                    return sum_summaries(parts, self.subject)
+                    return summarize_files(pool.map(lambda file: self._headers(file, allowance), files), self.subject)
             except (_GivenUpError, httpx2.TimeoutException):
                 return None
 
     def _read_index(self) -> bytes:
         return self._read_whole(INDEX_NAME, _MAX_INDEX_BYTES)
 
-    def _summarize(self, file: str, allowance: "_Allowance") -> WeightSummary:
+    def _headers(self, file: str, allowance: "_Allowance") -> list[TensorHeader]:
         name = f"{file} of {self.subject}"
         answer = self._read_part(file, 0, _FIRST_BYTES)
         size = answer.whole_size()
@@ -207,7 +207,7 @@ class Repository:
         _seconds_left(self.deadline)
         tensors = parse_header(header, size, name)
         allowance.spend(tensors=len(tensors))
-        return summarize(tensors)
+        return tensors
 
     def _read_whole(self, file: str, most: int) -> bytes:
         url = hf_hub_url(self.model, file, revision=self.commit)
@@ -259,7 +259,17 @@ def find_repository(
     """
     deadline = time.monotonic() + seconds
     with hub_errors(subject):
-        commit, listed = _look_up(model, revision, token=token, deadline=deadline)
+        validate_repo_id(model)
+        url = f"{constants.ENDPOINT}/api/models/{model}"
+        if revision is not None:
+            url += f"/revision/{quote(revision, safe='')}"
+        answer = _get(f"{url}?blobs=true", token=token, deadline=deadline, most=_MAX_LISTING_BYTES)
+    try:
+        listing = json.loads(answer.body)
+        listed = {str(sibling["rfilename"]): _size(sibling.get("size")) for sibling in listing["siblings"]}
+        commit = str(listing["sha"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise HubUnavailableError("what answers in place of the Hub is not the Hub; check the network") from error
     sizes = {name: size for name, size in listed.items() if not any(fnmatch(name, pattern) for pattern in IGNORED)}
     return Repository(model=model, commit=commit, sizes=sizes, token=token, deadline=deadline, subject=subject)
 
@@ -316,29 +326,8 @@ def hub_errors(subject: str) -> Iterator[None]:
         raise _unreachable(subject, error) from error
 
 
-def _look_up(
-    model: str, revision: str | None, *, token: str | None, deadline: float
-) -> tuple[str, dict[str, int | None]]:
-    """Return the commit, and the names and sizes of the files."""
-    validate_repo_id(model)
-    url = f"{constants.ENDPOINT}/api/models/{model}"
-    if revision is not None:
-        url += f"/revision/{quote(revision, safe='')}"
-    answer = _get(f"{url}?blobs=true", token=token, deadline=deadline, most=_MAX_LISTING_BYTES)
-    try:
-        listing = json.loads(answer.body)
-        sizes = {str(sibling["rfilename"]): _size(sibling.get("size")) for sibling in listing["siblings"]}
-        return str(listing["sha"]), sizes
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise HubUnavailableError("what answers in place of the Hub is not the Hub; check the network") from error
-
-
 def _size(listed: object) -> int | None:
     return listed if isinstance(listed, int) and listed >= 0 else None
-
-
-def _is_wanted(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in PATTERNS)
 
 
 def _get(

@@ -27,7 +27,7 @@ from rocket_core.inspection.files.model_advice import advice_on_folder, advice_o
 from rocket_core.inspection.files.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder
 from rocket_core.inspection.files.safetensors_headers import local_weight_files, read_header
 from rocket_core.inspection.headers.model_fields import input_kind, positions
-from rocket_core.inspection.headers.weight_summary import WeightSummary, sum_summaries, summarize
+from rocket_core.inspection.headers.weight_summary import WeightSummary, summarize_files
 
 _HUB_SECONDS = 60.0
 
@@ -245,7 +245,7 @@ def read_weights(folder: Path, model: str) -> WeightSummary:
         RocketError: the folder has no such files, or they are damaged.
     """
     files = local_weight_files(folder, model)
-    return sum_summaries((summarize(read_header(file, f"{model}/{file.name}")) for file in files), model)
+    return summarize_files((read_header(file, f"{model}/{file.name}") for file in files), model)
 
 
 def _check_names(config: CompressionConfig) -> None:

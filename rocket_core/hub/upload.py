@@ -73,10 +73,6 @@ class HubCommit:
     is_new: bool
 
 
-def _ignore(_sent: int) -> None:
-    pass
-
-
 class HubRepository:
     """A repository on the Hub to write to.
 
@@ -119,7 +115,7 @@ class HubRepository:
                 self._api.create_branch(self._name, branch=wanted.revision, exist_ok=True)
 
     def commit(
-        self, files: Sequence[tuple[str, Path]], message: str, *, on_sent: Callable[[int], None] = _ignore
+        self, files: Sequence[tuple[str, Path]], message: str, *, on_sent: Callable[[int], None] = lambda _sent: None
     ) -> HubCommit:
         """Upload files, and add them to the branch in one commit.
 

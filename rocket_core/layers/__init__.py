@@ -23,19 +23,17 @@ is absent if all are stored, except that a sparse layer always has it; `L.weight
 on the shape, whereas it would initialise a layer with unknown tensor names randomly.
 """
 
-from rocket_core.candidates import CODED_FACTOR_NAMES, FACTOR_NAMES
-from rocket_core.layers.code_tensors import check_codes, entry_codes, pack_codes, unpack_codes
+from rocket_core.candidates import CODED_FACTOR_NAMES
+from rocket_core.layers.code_tensors import check_codes, entry_codes, unpack_codes
 from rocket_core.layers.coded_factors import CodedFactorizedLinear, CodedLinear, CodedSparseLinear, ValueCodes
-from rocket_core.layers.coefficient_linear import CoefficientLinear
+from rocket_core.layers.coefficient_linear import FactorizedLinear, SparseLinear
 from rocket_core.layers.factors import (
-    CODE_NAMES,
     LayerFactors,
     StoredWeight,
     approximation,
     compose_weight,
     layer_tensors,
 )
-from rocket_core.layers.kinds import FactorizedLinear, SparseLinear
 from rocket_core.layers.layer_table import (
     FORMAT_VERSION,
     QUANT_METHOD,
@@ -44,7 +42,7 @@ from rocket_core.layers.layer_table import (
     quantization_config,
     read_entries,
 )
-from rocket_core.layers.packing import PackedCoefficients, mask_shape, pack_coefficients, unpack_coefficients
+from rocket_core.layers.packing import mask_shape, pack_coefficients, unpack_coefficients
 from rocket_core.layers.quantized_embedding import QuantizedEmbedding, TiedEmbedding, TiedLinear
 from rocket_core.layers.quantized_linear import QuantizedLinear
 from rocket_core.layers.stock_linear import is_stock_linear
@@ -53,18 +51,14 @@ from rocket_core.layers.value_codes import coded_entry, round_values
 
 __all__ = [
     "CODED_FACTOR_NAMES",
-    "CODE_NAMES",
-    "FACTOR_NAMES",
     "FORMAT_VERSION",
     "QUANT_METHOD",
     "CodedFactorizedLinear",
     "CodedLinear",
     "CodedSparseLinear",
-    "CoefficientLinear",
     "FactorizedLinear",
     "LayerEntry",
     "LayerFactors",
-    "PackedCoefficients",
     "QuantizedEmbedding",
     "QuantizedLinear",
     "SparseLinear",
@@ -82,7 +76,6 @@ __all__ = [
     "is_stock_linear",
     "layer_tensors",
     "mask_shape",
-    "pack_codes",
     "pack_coefficients",
     "quantization_config",
     "read_entries",

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import torch
 from jaxtyping import Int64, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 from rocket_core.errors import CorruptCheckpointError
-from rocket_core.layers.code_packing import pack_integers, unpack_integers, unpack_rows
 from rocket_core.layers.code_stream import decode_codes, encode_codes
 from rocket_core.layers.layer_table import LayerEntry
+from rocket_core.layers.packing import pack_integers, unpack_integers, unpack_rows
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
 from rocket_core.sizes import budget
 from rocket_core.sizes.code_format import CodeFormat
@@ -111,7 +111,10 @@ def unpack_scales(
     """Return the scales that `pack_codes` packed; the arguments are those of `unpack_codes`."""
     d_in, d_out = shape
     groups = code_format.groups(d_in)
-    scales = _unpack_scales(weight_scale, groups * d_out, code_format)
+    if code_format.scale_bits == _HALF:
+        scales = weight_scale.clone().view(torch.float16)  # a clone is aligned
+    else:
+        scales = unpack_integers(weight_scale, code_format.scale_bits, groups * d_out)
     return Scales(codes=scales.view(d_out, groups).T, exponent=exponent, format=code_format)
 
 
@@ -129,6 +132,17 @@ def code_shapes(
     codes = budget.packed_bytes(d_in * d_out, code_format.bits) if coded_bytes is None else coded_bytes
     scales = budget.scale_bytes(d_in, d_out, code_format.group_size, code_format.scale_bits)
     return {"weight": (codes,), "weight_scale": (scales,)}
+
+
+def empty_codes(
+    shape: tuple[int, int], code_format: CodeFormat, device: torch.device | str | None, coded_bytes: int | None = None
+) -> tuple[nn.Parameter, nn.Parameter]:
+    """Return parameters to load the tensors of `code_shapes` into, whose arguments these are."""
+    weight, scales = (
+        nn.Parameter(torch.empty(size, device=device, dtype=torch.uint8), requires_grad=False)
+        for size in code_shapes(shape, code_format, coded_bytes).values()
+    )
+    return weight, scales
 
 
 def check_codes(
@@ -154,7 +168,7 @@ def check_codes(
     scales = code_format.groups(d_in) * d_out
     unused = [] if coded_bytes is not None else [_unused(weight, code_format.bits, d_in * d_out)]
     if code_format.scale_bits == _HALF:
-        halves = _unpack_scales(weight_scale, scales, code_format)
+        halves = unpack_scales(weight_scale, shape, code_format, 0).codes
         if not bool((halves.isfinite() & (halves != 0)).all()):
             raise CorruptCheckpointError(f"{layer}: a scale is zero or not finite; copy the files again")
     else:
@@ -194,13 +208,6 @@ def entry_codes(
         entropy_coded=coded_bytes is not None,
         layer=layer,
     )
-
-
-def _unpack_scales(weight_scale: UInt8[Tensor, " bytes"], n: int, code_format: CodeFormat) -> Tensor:
-    """Return the scales as `Scales.codes` has them, in one dimension."""
-    if code_format.scale_bits == _HALF:
-        return weight_scale.clone().view(torch.float16)  # a clone is aligned
-    return unpack_integers(weight_scale, code_format.scale_bits, n)
 
 
 def _unused(packed: UInt8[Tensor, " bytes"], bits: int, n: int) -> UInt8[Tensor, " unused"]:

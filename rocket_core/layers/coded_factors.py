@@ -6,11 +6,10 @@ from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from rocket_core.layers.code_tensors import check_codes, code_shapes, unpack_codes
-from rocket_core.layers.coefficient_linear import CoefficientLinear
-from rocket_core.layers.kinds import FactorizedLinear, SparseLinear
+from rocket_core.layers.code_tensors import check_codes, empty_codes, unpack_codes
+from rocket_core.layers.coefficient_linear import CoefficientLinear, FactorizedLinear, SparseLinear
 from rocket_core.layers.packing import check_packed, scatter_rows
 from rocket_core.layers.stored_linear import LayerOptions
 from rocket_core.sizes.code_format import CodeFormat
@@ -49,13 +48,10 @@ class CodedLinear(CoefficientLinear):
         """Replace the parameters of the base class with codes."""
         self.codes_of = codes_of
         device = options.get("device")
-        shapes = code_shapes((self.nnz, 1), codes_of.format)
-        self.weight = _bytes(shapes["weight"], device)
-        self.weight_scale = _bytes(shapes["weight_scale"], device)
+        self.weight, self.weight_scale = empty_codes((self.nnz, 1), codes_of.format, device)
         if codes_of.dictionary_exponent is not None:
-            shapes = code_shapes((self.width, self.in_features), codes_of.format)
-            self.weight_u = _bytes(shapes["weight"], device)
-            self.weight_u_scale = _bytes(shapes["weight_scale"], device)
+            shape = self.width, self.in_features
+            self.weight_u, self.weight_u_scale = empty_codes(shape, codes_of.format, device)
         self.register_buffer("decoded_rows", None, persistent=False)
         self.register_buffer("decoded_atoms", None, persistent=False)
         # No parameter has this dtype if there is no bias.
@@ -178,7 +174,3 @@ class CodedSparseLinear(CodedLinear, SparseLinear):
     ) -> None:
         super().__init__(in_features, out_features, nnz=nnz, **options)
         self._store_codes(codes_of, options)
-
-
-def _bytes(shape: tuple[int, ...], device: torch.device | str | None) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, device=device, dtype=torch.uint8), requires_grad=False)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rocket_core.errors import RocketError
-from rocket_core.layers.code_tensors import check_codes, code_shapes, unpack_codes, unpack_outputs
+from rocket_core.layers.code_tensors import check_codes, empty_codes, unpack_codes, unpack_outputs
 from rocket_core.layers.quantized_linear import QuantizedLinear
 from rocket_core.layers.scaled_embedding import rounds_scale
 from rocket_core.sizes.code_format import CodeFormat
@@ -61,11 +61,7 @@ class QuantizedEmbedding(nn.Embedding):
         self.stock_class, self.scale, self._rounds_scale = stock_class, scale, rounds_scale(stock_class)
         self._dtype = dtype or torch.get_default_dtype()
         self._checked = False
-        shapes = code_shapes(self._shape, code_format)
-        self.weight, self.weight_scale = (
-            nn.Parameter(torch.empty(shape, device=device, dtype=torch.uint8), requires_grad=False)
-            for shape in shapes.values()
-        )
+        self.weight, self.weight_scale = empty_codes(self._shape, code_format, device)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -10,7 +10,14 @@ from torch.nn import functional
 
 from rocket_core.errors import RocketError
 from rocket_core.layers.code_layouts import CodeLayout, layout_of, multiply
-from rocket_core.layers.code_tensors import check_codes, code_shapes, pack_codes, unpack_codes, unpack_scales
+from rocket_core.layers.code_tensors import (
+    check_codes,
+    code_shapes,
+    empty_codes,
+    pack_codes,
+    unpack_codes,
+    unpack_scales,
+)
 from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.sizes.code_format import CodeFormat
@@ -61,14 +68,11 @@ class QuantizedLinear(StoredLinear):
         coded_bytes: int | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
-        packed = {
-            name: nn.Parameter(torch.empty(shape, device=options.get("device"), dtype=torch.uint8), requires_grad=False)
-            for name, shape in code_shapes((in_features, out_features), code_format, coded_bytes).items()
-        }
-        super().__init__(in_features, out_features, weight=packed["weight"], options=options)
+        weight, scales = empty_codes((in_features, out_features), code_format, options.get("device"), coded_bytes)
+        super().__init__(in_features, out_features, weight=weight, options=options)
         self.code_format, self.scale_exponent = code_format, scale_exponent
         self.coded_bytes = coded_bytes
-        self.weight_scale = packed["weight_scale"]
+        self.weight_scale = scales
         self.register_buffer("dense", None, persistent=False)
         self.register_buffer("table_scales", None, persistent=False)
         # The form of the table, if the codes are in one.

@@ -1,7 +1,8 @@
 """Weights under a block type of llama.cpp: integer codes, and scales exactly as the type stores them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float16, Int8
@@ -58,19 +59,12 @@ class BlockScales:
         """Return the weight with these codes."""
         return BlockWeight(codes=codes, scales=self)
 
-    def replaced(self, other: "BlockScales", outputs: Bool[Tensor, " d_out"]) -> "BlockScales":
-        """Return these scales with those of some outputs of other ones."""
-
-        def chosen(own: Tensor | None, others: Tensor | None) -> Tensor | None:
-            return None if own is None or others is None else torch.where(outputs, others, own)
-
-        return BlockScales(
-            block_scales=torch.where(outputs, other.block_scales, self.block_scales),
-            group_scales=torch.where(outputs, other.group_scales, self.group_scales),
-            block_minima=chosen(self.block_minima, other.block_minima),
-            group_minima=chosen(self.group_minima, other.group_minima),
-            format=self.format,
-        )
+    @staticmethod
+    def combined(parts: Sequence["BlockScales"], combine: Callable[[list[Tensor]], Tensor]) -> "BlockScales":
+        """Return scales of one format, of whose tensors each is made from the same tensors of all parts."""
+        tensors = {name: [getattr(part, name) for part in parts] for name in _TENSORS}
+        present: dict[str, Any] = {name: combine(own) for name, own in tensors.items() if own[0] is not None}
+        return replace(parts[0], **present)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,28 +103,16 @@ class BlockWeight:
     @classmethod
     def of_parts(cls, parts: Sequence["BlockWeight"]) -> "BlockWeight":
         """Return the weight whose outputs are those of all parts."""
-
-        def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
-            present = [tensor for tensor in tensors if tensor is not None]
-            return torch.cat(present, dim=1) if present else None
-
-        scales = [part.scales for part in parts]
-        return cls(
-            codes=torch.cat([part.codes for part in parts], dim=1),
-            scales=BlockScales(
-                block_scales=torch.cat([each.block_scales for each in scales], dim=1),
-                group_scales=torch.cat([each.group_scales for each in scales], dim=1),
-                block_minima=joined([each.block_minima for each in scales]),
-                group_minima=joined([each.group_minima for each in scales]),
-                format=scales[0].format,
-            ),
-        )
+        return cls._combined(parts, lambda tensors: torch.cat(tensors, dim=1))
 
     def replaced(self, other: "BlockWeight", outputs: Bool[Tensor, " d_out"]) -> "BlockWeight":
         """Return this weight with some outputs of another one."""
-        return BlockWeight(
-            codes=torch.where(outputs, other.codes, self.codes), scales=self.scales.replaced(other.scales, outputs)
-        )
+        return self._combined([self, other], lambda tensors: torch.where(outputs, tensors[1], tensors[0]))
+
+    @classmethod
+    def _combined(cls, parts: Sequence["BlockWeight"], combine: Callable[[list[Tensor]], Tensor]) -> "BlockWeight":
+        scales = BlockScales.combined([part.scales for part in parts], combine)
+        return cls(codes=combine([part.codes for part in parts]), scales=scales)
 
 
 def in_half(values: Float[Tensor, "*shape"]) -> Float16[Tensor, "*shape"]:
@@ -141,6 +123,7 @@ def in_half(values: Float[Tensor, "*shape"]) -> Float16[Tensor, "*shape"]:
 
 # The smallest positive number in float16.
 _LEAST_HALF = 2.0**-24
+_TENSORS = ("block_scales", "group_scales", "block_minima", "group_minima")
 
 
 def _products(

@@ -80,21 +80,24 @@ def search_block_scales(
         importance=(importance / importance.mean().clamp_min(_TINY)).view(-1, size, 1),
         format=block_format,
     )
-    return _with_minima(groups) if block_format.has_minima else _without_minima(groups)
-
-
-def _without_minima(groups: _Groups) -> BlockScales:
-    real = _real_scales(groups)
+    real, minima = _real_scales_and_minima(groups) if block_format.has_minima else (_real_scales(groups), None)
     halves, integers = _shared(
-        groups, real, _scale_ends(groups.format), whole_scales, lambda step: groups.errors(step, None)
+        groups, real, _scale_ends(block_format), whole_scales, lambda steps: groups.errors(steps, minima)
     )
-    integers, _ = _polished(groups, halves, integers, None, None)
+    half_minima = integer_minima = None
+    if minima is not None:
+        steps = integers * groups.by_group(halves.to(real.dtype))
+        ends = (block_format.largest_minimum,)
+        half_minima, integer_minima = _shared(
+            groups, minima, ends, whole_minima, lambda offsets: groups.errors(steps, offsets)
+        )
+    integers, polished = _polished(groups, halves, integers, half_minima, integer_minima)
     return BlockScales(
         block_scales=halves,
         group_scales=integers.to(torch.int8),
-        block_minima=None,
-        group_minima=None,
-        format=groups.format,
+        block_minima=half_minima,
+        group_minima=None if minima is None else polished.to(torch.int8),
+        format=block_format,
     )
 
 
@@ -171,26 +174,6 @@ def whole_minima(values: Float[Tensor, "*shape"], block_format: BlockFormat) -> 
     """Round to the nearest m."""
     least = 0 if block_format.groups_per_block > 1 else 1
     return values.round().clamp_(least, block_format.largest_minimum)
-
-
-def _with_minima(groups: _Groups) -> BlockScales:
-    block_format = groups.format
-    scales, minima = _real_scales_and_minima(groups)
-    halves, integers = _shared(
-        groups, scales, _scale_ends(block_format), whole_scales, lambda step: groups.errors(step, minima)
-    )
-    steps = integers * groups.by_group(halves.to(scales.dtype))
-    half_minima, integer_minima = _shared(
-        groups, minima, (block_format.largest_minimum,), whole_minima, lambda offset: groups.errors(steps, offset)
-    )
-    integers, integer_minima = _polished(groups, halves, integers, half_minima, integer_minima)
-    return BlockScales(
-        block_scales=halves,
-        group_scales=integers.to(torch.int8),
-        block_minima=half_minima,
-        group_minima=integer_minima.to(torch.int8),
-        format=block_format,
-    )
 
 
 def _polished(

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, exponent_above
-from rocket_core.linalg.rounding import ROUNDING_BLOCK, RoundingGram, in_order_of_inputs
+from rocket_core.linalg.rounding import RoundingGram, in_order_of_inputs, round_in_order, sweep
 from rocket_core.sizes.code_format import coded_format
 
 LARGEST_CODE = 127
@@ -68,17 +68,21 @@ def scales_for(weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, " d_out
 
 def code_lengths(codes: Tensor) -> Float[Tensor, "255"]:
     """Return the ideal length of each code from -127 to 127 in bits, given how often it occurs."""
-    index = (codes.reshape(-1).to(torch.int16) + LARGEST_CODE).long()
-    counts = torch.bincount(index, minlength=2 * LARGEST_CODE + 1).double() + _UNSEEN
+    counts = _counts(codes) + _UNSEEN
     return -(counts / counts.sum()).log2()
 
 
 def entropy_bits(codes: Tensor) -> float:
     """Return the entropy of codes, in bits per code."""
-    index = (codes.reshape(-1).to(torch.int16) + LARGEST_CODE).long()
-    counts = torch.bincount(index, minlength=2 * LARGEST_CODE + 1).double()
+    counts = _counts(codes)
     parts = counts[counts > 0] / counts.sum()
     return float(-(parts * parts.log2()).sum())
+
+
+def _counts(codes: Tensor) -> Float[Tensor, "255"]:
+    """Return how often each code from -127 to 127 occurs."""
+    index = (codes.reshape(-1).to(torch.int16) + LARGEST_CODE).long()
+    return torch.bincount(index, minlength=2 * LARGEST_CODE + 1).double()
 
 
 def round_each(weight: Float[Tensor, "d_in d_out"], scales: Scales) -> RoundedWeight:
@@ -139,16 +143,11 @@ def round_for_rate(
     worth = torch.cat([target.worth for target in targets]) / steps.square()
     bits = _BitTable([target.lengths for target in targets], d_out, weight)
     rest = weight[order].repeat(1, len(targets))
-    codes = torch.empty_like(rest)
-    for begin in range(0, len(rest), ROUNDING_BLOCK):
-        end = min(begin + ROUNDING_BLOCK, len(rest))
-        errors = torch.empty_like(rest[begin:end])
-        for row in range(begin, end):
-            pivot = factor[row, row]
-            codes[row] = bits.cheapest(rest[row] / steps, worth * pivot.square())
-            error = torch.div(rest[row] - codes[row] * steps, pivot, out=errors[row - begin])
-            rest[row + 1 : end].addr_(factor[row, row + 1 : end], error, alpha=-1)
-        rest[end:].addmm_(factor[begin:end, end:].mT, errors, alpha=-1)
+
+    def round_(parts: Tensor, row: int) -> None:
+        parts.copy_(bits.cheapest(parts, worth * factor[row, row].square()))
+
+    codes = round_in_order(rest, factor, steps.expand_as(rest), round_)
     return [
         RoundedWeight(codes=in_order_of_inputs(own, order), scales=target.scales, entropy_coded=True)
         for own, target in zip(torch.split(codes, d_out, dim=1), targets, strict=True)
@@ -183,17 +182,11 @@ def improve_for_rate(
     slope = matrix @ (weight[order] - codes * steps)
     for _ in range(sweeps):
         bits = _BitTable([code_lengths(codes)], weight.shape[1], weight)
-        for begin in range(0, len(codes), ROUNDING_BLOCK):
-            end = min(begin + ROUNDING_BLOCK, len(codes))
-            before = codes[begin:end].clone()
-            for row in range(begin, end):
-                parts = codes[row] + slope[row] / (curvature[row] * steps)
-                code = bits.cheapest(parts, worth_of_bit / curvature[row], codes[row])
-                slope[begin:end].addr_(matrix[begin:end, row], (code - codes[row]) * steps, alpha=-1)
-                codes[row] = code
-            moved = codes[begin:end].sub(before).mul_(steps)
-            slope[:begin].addmm_(matrix[:begin, begin:end], moved, alpha=-1)
-            slope[end:].addmm_(matrix[end:, begin:end], moved, alpha=-1)
+
+        def choose(parts: Tensor, row: int, bits: _BitTable = bits) -> Tensor:
+            return bits.cheapest(parts, worth_of_bit / curvature[row], codes[row])
+
+        sweep(matrix, codes, slope, steps.expand_as(codes), choose)
     return RoundedWeight(codes=in_order_of_inputs(codes, order), scales=scales, entropy_coded=True)
 
 

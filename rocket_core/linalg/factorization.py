@@ -7,7 +7,8 @@ concatenated by columns), and errors weighted by output (W with scaled columns; 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
@@ -40,7 +41,7 @@ class FactorizerSettings:
     metric: WeightMetric = "frobenius"
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedLayer:
     """The precomputed data that all candidates of a layer share.
 
@@ -59,21 +60,13 @@ class PreparedLayer:
     settings: FactorizerSettings
     weight_energy: float
     whitened_energy: float
-    _core: Tensor | None = field(default=None, repr=False)
 
-    @property
+    @cached_property
     def weight_core(self) -> Float[Tensor, "side d_out"]:
         """A matrix of at most min(d_in, d_out) rows with the same inner products as W, to compute ‖W - UC‖ from."""
-        if self._core is None:
-            tall = self.weight.shape[0] > self.weight.shape[1]
-            core = torch.linalg.qr(self.weight.double(), mode="r").R if tall else self.weight
-            self._core = core.to(self.weight.dtype)
-        return self._core
-
-    @property
-    def max_rank(self) -> int:
-        """Number of atoms in the eigenbasis, min(d_in, d_out)."""
-        return self.importance.shape[0]
+        tall = self.weight.shape[0] > self.weight.shape[1]
+        core = torch.linalg.qr(self.weight.double(), mode="r").R if tall else self.weight
+        return core.to(self.weight.dtype)
 
     @property
     def whitened(self) -> Float[Tensor, "m d_out"]:
@@ -249,7 +242,7 @@ def factorize_layer(layer: PreparedLayer, rank: int, nnz: int, *, sweeps: int | 
 
     Args:
         layer: the prepared layer.
-        rank: atoms, 1 to `layer.max_rank`.
+        rank: atoms, 1 to min(d_in, d_out).
         nnz: nonzero coefficients, 1 to rank · d_out.
         sweeps: number of sweeps; None takes that of the settings.
 

@@ -1,7 +1,8 @@
 """Weights as integers of a few bits, with a scale for every group of inputs of every output."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int8, Shaped
@@ -107,13 +108,19 @@ class RoundedWeight:
 
     def replaced(self, other: "RoundedWeight", outputs: Bool[Tensor, " d_out"]) -> "RoundedWeight":
         """Return this weight with some outputs of another one, whose scales have the same unit."""
-        exponent, code_format = self.scales.exponent, self.scales.format
-        assert (exponent, code_format) == (other.scales.exponent, other.scales.format)
-        scales = torch.where(outputs, other.scales.codes, self.scales.codes)
+        own, others = self.scales, other.scales
+        assert (own.exponent, own.format) == (others.exponent, others.format)
         return RoundedWeight(
             codes=torch.where(outputs, other.codes, self.codes),
-            scales=Scales(codes=scales, exponent=exponent, format=code_format),
+            scales=replace(own, codes=torch.where(outputs, others.codes, own.codes)),
         )
+
+    @classmethod
+    def of_parts(cls, parts: Sequence["RoundedWeight"]) -> "RoundedWeight":
+        """Return the weight whose outputs are those of all parts, whose scales have the same unit."""
+        scales = torch.cat([part.scales.codes for part in parts], dim=1)
+        codes = torch.cat([part.codes for part in parts], dim=1)
+        return cls(codes=codes, scales=replace(parts[0].scales, codes=scales))
 
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
         """Return W̃, a transposed view of `rows`."""

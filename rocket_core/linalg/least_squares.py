@@ -5,7 +5,8 @@ dictionary (the Gram matrix is that of its atoms).
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ _MOST_STEPS = 500
 _JITTERS = (1e-6, 1e-4, 1e-2)
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class UnitGram:
     """A Gram matrix of inputs that are scaled to unit length.
 
@@ -34,8 +35,6 @@ class UnitGram:
     matrix: Float[Tensor, "n n"]
     lengths: Float[Tensor, " n"]
     fires: Float[Tensor, " n"]
-    _inverse: Tensor | None = field(default=None, repr=False)
-    _mean: float | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, gram: Float[Tensor, "n n"]) -> "UnitGram":
@@ -48,28 +47,30 @@ class UnitGram:
         lengths = torch.where(fires, gram.diagonal().sqrt(), 1)
         return cls(matrix=(gram / lengths[:, None]).div_(lengths), lengths=lengths, fires=fires.to(gram.dtype))
 
-    @property
+    @cached_property
     def inverse(self) -> Float[Tensor, "n n"]:
-        """The approximate inverse of the matrix; positive definite. Costs n³ in float64, once."""
-        if self._inverse is None:
-            self._inverse = _inverse(self.matrix)
-        return self._inverse
+        """The approximate inverse of the matrix; positive definite. Costs n³ in float64."""
+        wide = self.matrix.double()
+        ones = torch.where(wide.diagonal() > 0, 0.0, 1.0)
+        for jitter in _JITTERS:
+            factor, info = torch.linalg.cholesky_ex(_added(wide, ones + jitter))
+            if int(info) == 0:
+                return torch.cholesky_inverse(factor).to(self.matrix.dtype)
+        # Any positive diagonal works as a preconditioner, but converges more slowly.
+        return torch.eye(len(self.matrix), dtype=self.matrix.dtype, device=self.matrix.device)
 
+    @cached_property
     def mean_eigenvalue(self) -> float:
-        """Return the geometric mean of the matrix's eigenvalues, without inputs that never fire; costs n³ / 3.
+        """The geometric mean of the matrix's eigenvalues, without inputs that never fire; costs n³ / 3.
 
         It is 1 for uncorrelated inputs, and decreases as more of their energy is concentrated in a few directions. If
         the factorization fails because of rounding, it is 0.
         """
-        if self._mean is not None:
-            return self._mean
         factor = _added(self.matrix, _JITTERS[0] + 1 - self.fires)
         if not factor_in_place(factor):
-            self._mean = 0.0
-            return self._mean
+            return 0.0
         logarithms = 2 * factor.diagonal().double().log()
-        self._mean = math.exp(float(logarithms.sum()) / max(1.0, float(self.fires.sum())))
-        return self._mean
+        return math.exp(float(logarithms.sum()) / max(1.0, float(self.fires.sum())))
 
     def resolvent(self, pull: float) -> Float[Tensor, "n n"]:
         """Return p(G + pI)⁻¹ for a pull p > 0, large enough for the sum to be invertible; costs n³.
@@ -82,17 +83,6 @@ class UnitGram:
             raise torch.linalg.LinAlgError(f"a Gram matrix with {pull:.3g} added is not positive definite")  # type: ignore[attr-defined]
         invert_in_place(inverse)
         return inverse.mul_(pull)
-
-
-def _inverse(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    wide = matrix.double()
-    ones = torch.where(wide.diagonal() > 0, 0.0, 1.0)
-    for jitter in _JITTERS:
-        factor, info = torch.linalg.cholesky_ex(_added(wide, ones + jitter))
-        if int(info) == 0:
-            return torch.cholesky_inverse(factor).to(matrix.dtype)
-    # Any positive diagonal works as a preconditioner, but converges more slowly.
-    return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
 
 
 def _added(matrix: Float[Tensor, "n n"], diagonal: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:
@@ -188,6 +178,11 @@ def descend(
         next_gain = torch.linalg.vecdot(slope, ahead)[:, None]
         direction.mul_(torch.where(gain > 0, next_gain / gain, 0)).add_(ahead)
         gain = next_gain
+
+
+def output_errors(gram: Float[Tensor, "d_in d_in"], removed: Float[Tensor, "d_in d_out"]) -> Float[Tensor, " d_out"]:
+    """Return the diagonal of EᵀGE, E = W - W̃, in float64: each output's squared error over the calibration tokens."""
+    return (removed * (gram @ removed)).sum(dim=0, dtype=torch.float64).clamp_min(0)
 
 
 def inner_product(left: Float[Tensor, "rows n"], right: Float[Tensor, "rows n"]) -> float:

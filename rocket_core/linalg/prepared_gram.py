@@ -1,6 +1,7 @@
 """A Gram matrix with what pruning and rounding derive from it, computed once for all layers that read the input."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from jaxtyping import Float
 from torch import Tensor
@@ -9,7 +10,7 @@ from rocket_core.linalg.least_squares import UnitGram
 from rocket_core.linalg.rounding import RoundingGram
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedGram:
     """A Gram matrix and what is derived from it on request.
 
@@ -18,19 +19,13 @@ class PreparedGram:
     """
 
     matrix: Float[Tensor, "n n"]
-    _unit: UnitGram | None = field(default=None, repr=False)
-    _rounding: RoundingGram | None = field(default=None, repr=False)
 
-    @property
+    @cached_property
     def unit(self) -> UnitGram:
         """The matrix for inputs of unit length, for pruning."""
-        if self._unit is None:
-            self._unit = UnitGram.of(self.matrix)
-        return self._unit
+        return UnitGram.of(self.matrix)
 
-    @property
+    @cached_property
     def rounding(self) -> RoundingGram:
         """The damped matrix, for rounding."""
-        if self._rounding is None:
-            self._rounding = RoundingGram.of(self.matrix)
-        return self._rounding
+        return RoundingGram.of(self.matrix)

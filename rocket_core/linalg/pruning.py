@@ -75,31 +75,6 @@ class PrunedWeight:
         return int(self.support.sum())
 
 
-def prune_path(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, counts: Sequence[int]) -> Iterator[PrunedWeight]:
-    """Prune a weight step by step to fewer and fewer entries.
-
-    Each step removes the entries with the smallest w̃² · G_ii, where w̃ are the values refitted after the previous step,
-    and refits the rest, approximately to the minimiser of ‖S(W - W̃)‖² on its support. Scoring refitted values is the
-    difference to pruning once by |w| · ‖x‖ (Wanda) with a refit at the end, which on layers of a sentence encoder has a
-    quarter to a half more error at half of the entries.
-
-    Columns may be weighted by scaling W's columns beforehand.
-
-    Args:
-        weight: W.
-        unit: G, positive definite, in the dtype to compute in.
-        counts: entries to keep at each step, decreasing, 1 to `weight.numel()`.
-
-    Yields:
-        The pruned weight for each count, in the dtype and on the device of `unit`. Each step starts from the previous
-        one, so a result depends on all counts before it.
-
-    References:
-        Hassibi and Stork, "Optimal brain surgeon", 1993; Sun et al., "Wanda", 2023.
-    """
-    yield from _steps(weight, unit, [(count, _ON_THE_WAY) for count in counts])
-
-
 def split_path(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, counts: Sequence[int]) -> Iterator[PrunedWeight]:
     """Prune a weight to fewer and fewer entries by splitting, each time starting from the result before.
 
@@ -113,7 +88,7 @@ def split_path(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, counts: Sequ
     Yields:
         The pruned weight for each count, in the dtype and on the device of `unit`.
     """
-    mean = max(unit.mean_eigenvalue(), _LEAST_MEAN)
+    mean = max(unit.mean_eigenvalue, _LEAST_MEAN)
     splitting, pull = _Splitting(weight, unit), 0.0
     for number, count in enumerate(counts):
         if number % _COUNTS_PER_PULL == 0:
@@ -157,7 +132,7 @@ def prune(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, count: int) -> Pr
         2024.
     """
     size = weight.numel()
-    mean = unit.mean_eigenvalue()
+    mean = unit.mean_eigenvalue
     wide = len(weight) >= _WIDE_FROM
     if mean >= (_WIDE_LEAST_MEAN if wide else _LEAST_MEAN):
         splitting, converges = _Splitting(weight, unit), mean >= _LEAST_REFITTED_MEAN
@@ -166,7 +141,7 @@ def prune(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, count: int) -> Pr
         return splitting.pruned() if wide or converges else splitting.refitted(_AFTER_SPLITTING)
     way = sorted({round(size * (count / size) ** part) for part in _APPROACH}, reverse=True)
     steps = [(stop, _ON_THE_WAY) for stop in way[:-1]] + [(count, _AT_THE_END)]
-    [pruned] = deque(_steps(weight, unit, steps), maxlen=1)
+    [pruned] = deque(prune_path(weight, unit, steps), maxlen=1)
     return pruned
 
 
@@ -274,10 +249,31 @@ def _pruned(
     )
 
 
-def _steps(
+def prune_path(
     weight: Float[Tensor, "d_in d_out"], unit: UnitGram, steps: Sequence[tuple[int, float]]
 ) -> Iterator[PrunedWeight]:
-    """Yield the pruned weight for each step: entries to keep, decreasing, and the relative tolerance of the error."""
+    """Prune a weight step by step to fewer and fewer entries.
+
+    Each step removes the entries with the smallest w̃² · G_ii, where w̃ are the values refitted after the previous step,
+    and refits the rest, approximately to the minimiser of ‖S(W - W̃)‖² on its support. Scoring refitted values is the
+    difference to pruning once by |w| · ‖x‖ (Wanda) with a refit at the end, which on layers of a sentence encoder has a
+    quarter to a half more error at half of the entries.
+
+    Columns may be weighted by scaling W's columns beforehand.
+
+    Args:
+        weight: W.
+        unit: G, positive definite, in the dtype to compute in.
+        steps: entries to keep at each step, decreasing, 1 to `weight.numel()`, and the allowed excess of the error over
+            the minimum on the support, relative to the minimum.
+
+    Yields:
+        The pruned weight for each step, in the dtype and on the device of `unit`. Each step starts from the previous
+        one, so a result depends on all steps before it.
+
+    References:
+        Hassibi and Stork, "Optimal brain surgeon", 1993; Sun et al., "Wanda", 2023.
+    """
     target = _target(weight, unit)
     floor = torch.finfo(target.dtype).eps * inner_product(target, target @ unit.matrix)
     solution = target.clone()

@@ -1,7 +1,7 @@
 """Products of float32 matrices in the precision of bfloat16, for iterations that correct their own errors."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 
 import torch
@@ -12,27 +12,23 @@ from torch import Tensor
 _FLOAT32_ERROR, _PROBED = 1e-5, 256
 
 
-@contextmanager
-def rough_products() -> Iterator[None]:
+def rough_products() -> AbstractContextManager[None]:
     """Allow to round the factors of float32 products to bfloat16 on a CPU that multiplies those several times as fast.
 
     Sums stay in float32. CPUs with tiles do round; those that only have vector instructions for bfloat16 compute in
     float32, some of them faster than otherwise. Other CPUs and accelerators compute as before.
     """
-    with _rounding_allowed(when=_multiplies_fast()):
-        yield
+    return _rounding_allowed(when=_multiplies_fast())
 
 
-@contextmanager
-def fast_products() -> Iterator[None]:
+def fast_products() -> AbstractContextManager[None]:
     """Multiply float32 matrices with oneDNN on CPUs where that is exact and faster than MKL, on which torch relies.
 
     These are AMD's with AVX-512 instructions for bfloat16, on which MKL uses half of the vectors' width. torch takes
     oneDNN where it may round to bfloat16, which oneDNN does with tiles only; that it does not is checked once. As sums
     have another order, this is for what only a run computes, not for evaluating or healing an artifact.
     """
-    with _rounding_allowed(when=_is_exact_in_onednn()):
-        yield
+    return _rounding_allowed(when=_is_exact_in_onednn())
 
 
 @contextmanager

@@ -10,7 +10,8 @@ References:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int8, Int64
@@ -19,7 +20,7 @@ from torch import Tensor
 from rocket_core.linalg.blocked_factors import factor_in_place, invert_triangle_in_place
 from rocket_core.linalg.code_grids import Grid, RoundedT
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, by_group, search_scales
-from rocket_core.linalg.least_squares import UnitGram
+from rocket_core.linalg.least_squares import UnitGram, output_errors
 from rocket_core.sizes.code_format import CodeFormat
 
 ROUNDING_BLOCK = 64
@@ -41,7 +42,7 @@ _RIDGE = 1e-3
 _SYSTEMS = 2**24
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundingGram:
     """A Gram matrix prepared for rounding; one serves all layers that read the same input, and all formats.
 
@@ -52,8 +53,6 @@ class RoundingGram:
 
     matrix: Float[Tensor, "n n"]
     order: Int64[Tensor, " n"]
-    _factor: Tensor | None = field(default=None, repr=False)
-    _unit: UnitGram | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, gram: Float[Tensor, "n n"], *, damping: float = _DAMPING) -> "RoundingGram":
@@ -70,33 +69,29 @@ class RoundingGram:
         damped.diagonal().add_(torch.where(fires, damping * mean, mean))
         return cls(matrix=damped, order=damped.diagonal().argsort(descending=True, stable=True))
 
-    @property
+    @cached_property
     def factor(self) -> Float[Tensor, "n n"]:
-        """U with UᵀU = G⁻¹ in the order of rounding, upper triangular; costs 2n³ / 3 in float64, once.
+        """U with UᵀU = G⁻¹ in the order of rounding, upper triangular; costs 2n³ / 3 in float64.
 
         Raises:
             torch.linalg.LinAlgError: the matrix is not positive definite.
         """
-        if self._factor is None:
-            # With J the reversal of the order and JGJ = LLᵀ, U is JL⁻¹J.
-            backwards = self.order.flip(0)
-            matrix = self.matrix[backwards][:, backwards].double()
-            if not factor_in_place(matrix):
-                raise torch.linalg.LinAlgError("a damped Gram matrix is not positive definite")  # type: ignore[attr-defined]
-            invert_triangle_in_place(matrix)
-            self._factor = matrix.to(self.matrix.dtype).flip(0, 1)
-        return self._factor
+        # With J the reversal of the order and JGJ = LLᵀ, U is JL⁻¹J.
+        backwards = self.order.flip(0)
+        matrix = self.matrix[backwards][:, backwards].double()
+        if not factor_in_place(matrix):
+            raise torch.linalg.LinAlgError("a damped Gram matrix is not positive definite")  # type: ignore[attr-defined]
+        invert_triangle_in_place(matrix)
+        return matrix.to(self.matrix.dtype).flip(0, 1)
 
-    @property
+    @cached_property
     def unit(self) -> UnitGram:
         """The matrix for inputs of unit length."""
-        if self._unit is None:
-            self._unit = UnitGram.of(self.matrix)
-        return self._unit
+        return UnitGram.of(self.matrix)
 
     def errors(self, difference: Float[Tensor, "n columns"]) -> Float[Tensor, " columns"]:
         """Return dᵀGd of each column d, in float64."""
-        return _energies(self.matrix, difference)
+        return output_errors(self.matrix, difference)
 
 
 def round_weight(
@@ -166,7 +161,7 @@ def gptq_each(
         part = all_scales[begin : begin + together]
         steps = torch.cat([scales.by_input(d_in, weight.dtype) for scales in part], dim=1)[order]
         target = torch.cat([scales.shifted(weight) for scales in part], dim=1)[order]
-        codes = _round_in_order(target, gram.factor, steps, _nearest(part, steps))
+        codes = round_in_order(target, gram.factor, steps, _nearest(part, steps))
         found += [
             scales.rounded(in_order_of_inputs(own, order))
             for own, scales in zip(torch.split(codes, d_out, dim=1), part, strict=True)
@@ -174,26 +169,33 @@ def gptq_each(
     return found
 
 
-def _round_in_order(
+def round_in_order(
     rest: Float[Tensor, "n columns"],
     factor: Float[Tensor, "n n"],
     steps: Float[Tensor, "n columns"],
-    nearest_: Callable[[Tensor], Tensor],
+    round_: Callable[[Tensor, int], object],
 ) -> Float[Tensor, "n columns"]:
-    """Return codes, given the shifted weight in the order of rounding, which is overwritten."""
+    """Return codes in the order of rounding, each error being compensated by what is not rounded yet.
+
+    Args:
+        rest: the shifted weight in the order of rounding, which is overwritten.
+        factor: see `RoundingGram.factor`.
+        steps: step of each entry.
+        round_: rounds a row to codes in place, given its parts of the steps and its place.
+    """
     codes = torch.empty_like(rest)
     for begin in range(0, len(rest), ROUNDING_BLOCK):
         end = min(begin + ROUNDING_BLOCK, len(rest))
         errors = torch.empty_like(rest[begin:end])
         for row in range(begin, end):
-            nearest_(torch.div(rest[row], steps[row], out=codes[row]))
+            round_(torch.div(rest[row], steps[row], out=codes[row]), row)
             error = torch.div(rest[row] - codes[row] * steps[row], factor[row, row], out=errors[row - begin])
             rest[row + 1 : end].addr_(factor[row, row + 1 : end], error, alpha=-1)
         rest[end:].addmm_(factor[begin:end, end:].mT, errors, alpha=-1)
     return codes
 
 
-def _nearest(all_scales: Sequence[Grid[RoundedT]], like: Float[Tensor, "n columns"]) -> Callable[[Tensor], Tensor]:
+def _nearest(all_scales: Sequence[Grid[RoundedT]], like: Float[Tensor, "n columns"]) -> Callable[[Tensor, int], None]:
     """Return what rounds a row of parts in place, with equally many columns for each of the scales."""
     all_levels = [scales.levels for scales in all_scales]
     width = like.shape[1] // len(all_levels)
@@ -207,12 +209,11 @@ def _nearest(all_scales: Sequence[Grid[RoundedT]], like: Float[Tensor, "n column
         if levels.table is not None
     ]
 
-    def nearest_(parts: Tensor) -> Tensor:
+    def nearest_(parts: Tensor, _row: int) -> None:
         exact = [parts[columns].clone() for columns, _ in tables]
         parts.round_().clamp_(least, largest)
         for (columns, levels), own in zip(tables, exact, strict=True):
             parts[columns] = levels.nearest_(own)
-        return parts
 
     return nearest_
 
@@ -235,17 +236,17 @@ def split(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[
     lengths = unit.lengths[:, None]
     steps = scales.by_input(len(weight), weight.dtype) * lengths
     target = scales.shifted(weight) * lengths
-    resolvent = unit.resolvent(unit.mean_eigenvalue() or 1.0)
+    resolvent = unit.resolvent(unit.mean_eigenvalue or 1.0)
     codes = levels.nearest_(target / steps)
     cut = torch.zeros_like(target)
-    best, least = codes, _energies(unit.matrix, target - codes * steps)
+    best, least = codes, output_errors(unit.matrix, target - codes * steps)
     for _ in range(_TURNS):
         # X, plus what was cut from Z before.
         cut += target + resolvent @ (codes * steps - cut - target)
         codes = levels.nearest_(cut / steps)
         rounded = codes * steps
         cut -= rounded
-        errors = _energies(unit.matrix, target - rounded)
+        errors = output_errors(unit.matrix, target - rounded)
         best = torch.where(errors < least, codes, best)
         least = torch.minimum(errors, least)
     return scales.rounded(best.to(torch.int8))
@@ -269,29 +270,46 @@ def improve(
         Behdin et al., 2023.
     """
     order, scales = gram.order, rounded.scales
-    levels = scales.levels
-    matrix = gram.matrix[order][:, order]
-    curvature = matrix.diagonal()
+    levels, matrix = scales.levels, gram.matrix[order][:, order]
     steps = scales.by_input(len(weight), weight.dtype)[order]
     codes = rounded.codes[order].to(weight.dtype)
     slope = matrix @ (scales.shifted(weight)[order] - codes * steps)
     for _ in range(sweeps):
-        changes = 0
-        for begin in range(0, len(codes), ROUNDING_BLOCK):
-            end = min(begin + ROUNDING_BLOCK, len(codes))
-            before = codes[begin:end].clone()
-            for row in range(begin, end):
-                code = levels.nearest_(codes[row] + slope[row] / (curvature[row] * steps[row]))
-                slope[begin:end].addr_(matrix[begin:end, row], (code - codes[row]) * steps[row], alpha=-1)
-                codes[row] = code
-            moved = codes[begin:end].sub(before).mul_(steps[begin:end])
-            slope[:begin].addmm_(matrix[:begin, begin:end], moved, alpha=-1)
-            slope[end:].addmm_(matrix[end:, begin:end], moved, alpha=-1)
-            changes += int(torch.count_nonzero(moved))
-        if changes < _FEW * codes.numel():
+        if sweep(matrix, codes, slope, steps, lambda parts, _row: levels.nearest_(parts)) < _FEW * codes.numel():
             break
     improved: RoundedT = scales.rounded(in_order_of_inputs(codes, order))
     return improved
+
+
+def sweep(
+    matrix: Float[Tensor, "n n"],
+    codes: Float[Tensor, "n d_out"],
+    slope: Float[Tensor, "n d_out"],
+    steps: Float[Tensor, "n d_out"],
+    choose: Callable[[Tensor, int], Tensor],
+) -> int:
+    """Visit every row of codes once, change them in place, and return how many entries changed.
+
+    Args:
+        matrix: G.
+        codes: the codes.
+        slope: G(W - W̃), kept up to date.
+        steps: step of each entry.
+        choose: returns codes of a row, given the best value of each entry in steps and the place of the row.
+    """
+    curvature, changes = matrix.diagonal(), 0
+    for begin in range(0, len(codes), ROUNDING_BLOCK):
+        end = min(begin + ROUNDING_BLOCK, len(codes))
+        before = codes[begin:end].clone()
+        for row in range(begin, end):
+            code = choose(codes[row] + slope[row] / (curvature[row] * steps[row]), row)
+            slope[begin:end].addr_(matrix[begin:end, row], (code - codes[row]) * steps[row], alpha=-1)
+            codes[row] = code
+        moved = codes[begin:end].sub(before).mul_(steps[begin:end])
+        slope[:begin].addmm_(matrix[:begin, begin:end], moved, alpha=-1)
+        slope[end:].addmm_(matrix[end:, begin:end], moved, alpha=-1)
+        changes += int(torch.count_nonzero(moved))
+    return changes
 
 
 def refit_scales(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, rounded: RoundedWeight) -> RoundedWeight:
@@ -329,10 +347,6 @@ def refit_scales(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, rounde
         # A scale that became zero would take the meaning from its codes.
         scales=Scales.nearest(torch.where(found == 0, before, found), rounded.scales.exponent, code_format),
     )
-
-
-def _energies(matrix: Float[Tensor, "n n"], columns: Float[Tensor, "n columns"]) -> Float[Tensor, " columns"]:
-    return (columns * (matrix @ columns)).sum(dim=0, dtype=torch.float64).clamp_min_(0)
 
 
 def in_order_of_inputs(codes: Float[Tensor, "d_in d_out"], order: Int64[Tensor, " d_in"]) -> Int8[Tensor, "d_in d_out"]:

@@ -22,42 +22,6 @@ def token_weights(outputs: Float[Tensor, "rows d_out"], mean_energy: float) -> F
     return energy / (energy + outputs.square().sum(dim=1))
 
 
-def cross_target(
-    weight: Float[Tensor, "d_in d_out"],
-    gram: Float[Tensor, "d_in d_in"],
-    products: Float[Tensor, "d_in d_out"],
-    *,
-    tokens: int,
-    shrinkage: float,
-) -> Float[Tensor, "d_in d_out"]:
-    """Return the weight that brings the inputs of the compressed model closest to wanted outputs Y.
-
-    Minimises ‖Y - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖² with G' = X'ᵀX' and a the strength of the shrinkage: if the
-    tokens are too few to determine it, the target stays close to W. With weighted tokens, X and X' are multiplied by
-    the roots of their weights. Y is the dense model's output XW, or what has to be added to the residual stream of
-    the compressed model to give that of the dense one.
-
-    Args:
-        weight: W, in float64.
-        gram: G'.
-        products: X'ᵀY.
-        tokens: rows of X.
-        shrinkage: pull towards the diagonal, [0, 1].
-
-    Returns:
-        W*, in float64.
-    """
-    shrunk = shrunk_gram(gram, tokens, shrinkage)
-    pull = shrunk.diagonal() - gram.diagonal()
-    mean = shrunk.diagonal().mean()
-    # Inputs that never fire leave a zero on the diagonal; their weights are unchanged.
-    floor = torch.where(shrunk.diagonal() > 0, 1e-10 * mean, torch.where(mean > 0, mean, 1.0))
-    # In place: such matrices are the largest that a run holds.
-    shrunk.diagonal().add_(floor)
-    solution: Tensor = torch.linalg.solve(shrunk, products + (pull + floor)[:, None] * weight)
-    return solution
-
-
 def part_way_target(
     weight: Float[Tensor, "d_in d_out"],
     gram: Float[Tensor, "d_in d_in"],
@@ -67,7 +31,12 @@ def part_way_target(
     shrinkage: float,
     step: float,
 ) -> Float[Tensor, "d_in d_out"]:
-    """Return the target of a layer: a part of the way from its weight to `cross_target`, which has the same arguments.
+    """Return a part of the way from a weight to the one that brings the compressed model closest to wanted outputs Y.
+
+    That one minimises ‖Y - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖² with G' = X'ᵀX' and a the strength of the shrinkage: if
+    the tokens are too few to determine it, it stays close to W. With weighted tokens, X and X' are multiplied by the
+    roots of their weights. Y is the dense model's output XW, or what has to be added to the residual stream of the
+    compressed model to give that of the dense one.
 
     With the full step, a layer also fits the noise that earlier layers happen to produce in the calibration windows,
     and answers deviating inputs with outputs that are too small. One half was chosen on training text alone:
@@ -76,11 +45,21 @@ def part_way_target(
     half is also best.
 
     Args:
-        weight: W.
-        gram: see `cross_target`.
-        products: see `cross_target`.
-        tokens: see `cross_target`.
-        shrinkage: see `cross_target`.
+        weight: W, in float64.
+        gram: G'.
+        products: X'ᵀY.
+        tokens: rows of X.
+        shrinkage: pull towards the diagonal, [0, 1].
         step: the part, [0, 1].
+
+    Returns:
+        W + step · (W* - W), in float64.
     """
-    return torch.lerp(weight, cross_target(weight, gram, products, tokens=tokens, shrinkage=shrinkage), step)
+    shrunk = shrunk_gram(gram, tokens, shrinkage)
+    pull = shrunk.diagonal() - gram.diagonal()
+    mean = shrunk.diagonal().mean()
+    # Inputs that never fire leave a zero on the diagonal; their weights are unchanged.
+    floor = torch.where(shrunk.diagonal() > 0, 1e-10 * mean, torch.where(mean > 0, mean, 1.0))
+    # In place: such matrices are the largest that a run holds.
+    shrunk.diagonal().add_(floor)
+    return torch.lerp(weight, torch.linalg.solve(shrunk, products + (pull + floor)[:, None] * weight), step)

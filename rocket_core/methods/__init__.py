@@ -9,22 +9,11 @@ from collections.abc import Mapping
 from rocket_core import config
 from rocket_core.config import CompressionConfig
 from rocket_core.methods.base import Method
-from rocket_core.methods.cospadi import Cospadi
-from rocket_core.methods.gptq import Gptq
-from rocket_core.methods.layer_problem import (
-    CompressedLayer,
-    CompressedWeight,
-    LayerProblem,
-    output_errors,
-    output_weights,
-)
-from rocket_core.methods.magnitude import Magnitude
-from rocket_core.methods.rocket import Rocket
-from rocket_core.methods.rocket_uniform import RocketUniform
-from rocket_core.methods.rtn import Rtn
-from rocket_core.methods.sparse_gpt import SparseGpt
-from rocket_core.methods.svd_llm import SvdLlm
-from rocket_core.methods.wanda import Wanda
+from rocket_core.methods.dictionary_baselines import Cospadi, SvdLlm
+from rocket_core.methods.layer_problem import CompressedLayer, CompressedWeight, LayerProblem, output_weights
+from rocket_core.methods.pruning_baselines import Magnitude, SparseGpt, Wanda
+from rocket_core.methods.rocket import Rocket, RocketUniform
+from rocket_core.methods.rounding_baselines import Gptq, Rtn
 
 METHODS: Mapping[config.Method, type[Method]] = {
     "rocket": Rocket,
@@ -56,6 +45,5 @@ __all__ = [
     "LayerProblem",
     "Method",
     "method_for",
-    "output_errors",
     "output_weights",
 ]

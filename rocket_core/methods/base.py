@@ -13,7 +13,7 @@ from rocket_core.sizes.target import ByRatio
 class Method(ABC):
     """A compression method: turns a layer's weight and statistics into candidates, and a candidate into factors.
 
-    To add a method, write a file with a subclass, and add its name to `config.Method` and to the table `METHODS`.
+    To add a method, write a subclass, and add its name to `config.Method` and to the table `METHODS`.
 
     Args:
         config: all settings.

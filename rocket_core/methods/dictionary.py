@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,9 +19,29 @@ from rocket_core.linalg.factorization import (
     with_best_dictionary,
 )
 from rocket_core.linalg.whitening import eigenbasis
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
+from rocket_core.methods.base import Method
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
 from rocket_core.methods.rank_search import best_factorizations, may_win
 from rocket_core.sizes import budget
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """Factorizations to choose from.
+
+    Attributes:
+        settings: the factorizer's settings.
+        ratios: compression ratios of the layer, ascending.
+        shapes: numbers of atoms per nonzero of a column.
+        stored_itemsize: bytes of a stored number.
+        budget_itemsize: the same if ratios are of bytes; None if they are of parameters.
+    """
+
+    settings: FactorizerSettings
+    ratios: Sequence[float]
+    shapes: Sequence[float]
+    stored_itemsize: int
+    budget_itemsize: int | None
 
 
 def settings_of(config: CompressionConfig) -> FactorizerSettings:
@@ -32,6 +53,17 @@ def settings_of(config: CompressionConfig) -> FactorizerSettings:
         sparsification=config.sparsification,
         sweeps=config.sweeps,
         metric=config.metric,
+    )
+
+
+def search_of(method: Method, settings: FactorizerSettings, shapes: Sequence[float]) -> Search:
+    """Return the search at a method's ratios."""
+    return Search(
+        settings=settings,
+        ratios=method.ratios,
+        shapes=shapes,
+        stored_itemsize=method.itemsize,
+        budget_itemsize=method.budget_itemsize,
     )
 
 
@@ -48,74 +80,52 @@ def prepare(problem: LayerProblem, settings: FactorizerSettings) -> PreparedLaye
 
 
 def profile(
-    problem: LayerProblem,
-    settings: FactorizerSettings,
-    *,
-    ratios: Sequence[float],
-    shapes: Sequence[float],
-    objective: Objective,
-    stored_itemsize: int,
-    budget_itemsize: int | None,
-    competing_errors: Sequence[float] = (),
+    problem: LayerProblem, search: Search, *, objective: Objective = "whitened", competing_errors: Sequence[float] = ()
 ) -> list[Candidate]:
     """Return the best factorization of a layer at each ratio.
 
     Args:
         problem: the layer.
-        settings: the factorizer's settings.
-        ratios: compression ratios of the layer, ascending.
-        shapes: numbers of atoms per nonzero of a column to choose from.
+        search: what to choose from.
         objective: error that the search minimises.
-        stored_itemsize: bytes of a stored number.
-        budget_itemsize: the same if ratios are of bytes; None if they are of parameters.
         competing_errors: relative error at each ratio of the best other kind of candidate; see `best_factorizations`.
     """
-    if not _is_promising(problem, settings, ratios, shapes, budget_itemsize, competing_errors):
-        return []
-    layer = prepare(problem, settings)
-    factorizations = best_factorizations(
-        layer, ratios, shapes, objective=objective, itemsize=budget_itemsize, competing_errors=competing_errors
-    )
-    return [candidate(problem, factorization, stored_itemsize) for factorization in factorizations][::-1]
+    found = _search(problem, search, objective, competing_errors)
+    return [candidate(problem, factorization, search.stored_itemsize) for factorization in found][::-1]
 
 
 def share(
-    problem: LayerProblem,
-    settings: FactorizerSettings,
-    *,
-    ratios: Sequence[float],
-    shapes: Sequence[float],
-    dictionary_owner: str,
-    stored_itemsize: int,
-    budget_itemsize: int | None,
-    competing_errors: Sequence[Sequence[float]] = (),
+    problem: LayerProblem, search: Search, *, dictionary_owner: str, competing_errors: Sequence[Sequence[float]] = ()
 ) -> list[SharedCandidate]:
     """Return the best factorization of a group's concatenated weights at each ratio.
 
     Arguments are as for `profile`, except that `competing_errors` has a list per member; all are empty if one is.
     """
     together = _together(competing_errors, _member_energies(problem)) if competing_errors else ()
-    if not _is_promising(problem, settings, ratios, shapes, budget_itemsize, together):
-        return []
-    layer = prepare(problem, settings)
-    factorizations = best_factorizations(
-        layer, ratios, shapes, objective="whitened", itemsize=budget_itemsize, competing_errors=together
-    )
     return [
-        _shared_candidate(problem, _serving_all(problem, factorization), dictionary_owner, stored_itemsize)
-        for factorization in factorizations
+        _shared_candidate(problem, _serving_all(problem, factorization), dictionary_owner, search.stored_itemsize)
+        for factorization in _search(problem, search, "whitened", together)
         if factorization.nnz >= len(problem.output_widths)
     ][::-1]
 
 
-def _is_promising(
-    problem: LayerProblem,
-    settings: FactorizerSettings,
-    ratios: Sequence[float],
-    shapes: Sequence[float],
-    budget_itemsize: int | None,
-    competing_errors: Sequence[float],
-) -> bool:
+def _search(
+    problem: LayerProblem, search: Search, objective: Objective, competing_errors: Sequence[float]
+) -> list[Factorization]:
+    if not _is_promising(problem, search, competing_errors):
+        return []
+    found = best_factorizations(
+        prepare(problem, search.settings),
+        search.ratios,
+        search.shapes,
+        objective=objective,
+        itemsize=search.budget_itemsize,
+        competing_errors=competing_errors,
+    )
+    return list(found)
+
+
+def _is_promising(problem: LayerProblem, search: Search, competing_errors: Sequence[float]) -> bool:
     """Return whether a dictionary may be better than what it competes with, at the largest ratio.
 
     There dictionaries compare best, so that this saves the search at all other ratios, and the eigenbasis in float64.
@@ -128,8 +138,8 @@ def _is_promising(
         basis = eigenbasis(weight, problem.gram())
     except IllConditionedGramError:
         return True
-    layer = prepare_layer(weight, basis, settings, dtype=problem.precision)
-    return may_win(layer, ratios[-1], shapes, competing_errors[-1], itemsize=budget_itemsize)
+    layer = prepare_layer(weight, basis, search.settings, dtype=problem.precision)
+    return may_win(layer, search.ratios[-1], search.shapes, competing_errors[-1], itemsize=search.budget_itemsize)
 
 
 def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz: int) -> CompressedLayer:
@@ -209,7 +219,7 @@ def _together(errors: Sequence[Sequence[float]], energies: Sequence[float]) -> l
     """Return a group's relative error at each ratio, from its members' errors and the energies of their outputs."""
     total = sum(energies)
     return [
-        _root_of_share(sum(error**2 * energy for error, energy in zip(at_ratio, energies, strict=True)), total)
+        relative_error(sum(error**2 * energy for error, energy in zip(at_ratio, energies, strict=True)), total)
         for at_ratio in zip(*errors, strict=True)
     ]
 
@@ -250,13 +260,9 @@ def _shared_candidate(
                 kept_parameters=atoms + nnz,
                 # Supports are chosen jointly; with as many nonzeros in total, this member may need its mask.
                 stored_bytes=(atoms + nnz) * itemsize + (0 if dense else budget.mask_bytes(rank, d_out)),
-                reconstruction_error=_root_of_share(error, energies[index]),
-                weight_error=_root_of_share(float(removed[part].sum()), float(lengths[part].sum())),
+                reconstruction_error=relative_error(error, energies[index]),
+                weight_error=relative_error(float(removed[part].sum()), float(lengths[part].sum())),
                 loss=problem.predicted_loss_increase(error),
             )
         )
     return SharedCandidate(members=tuple(members))
-
-
-def _root_of_share(part: float, total: float) -> float:
-    return (max(0.0, part) / total) ** 0.5 if total > 0 else 0.0

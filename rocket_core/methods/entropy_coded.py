@@ -24,8 +24,9 @@ from rocket_core.linalg.entropy_rounding import (
     scales_for,
 )
 from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance
 from rocket_core.sizes.code_format import coded_format, fewest_coded_bytes
 
@@ -178,9 +179,6 @@ def _octaves_for(parts: Float[Tensor, "d_in d_out"], bits: float) -> float:
     """Return log2 c at which codes have the given entropy if every entry is rounded by itself."""
     octaves = math.log2(max(float(parts.square().mean().sqrt()), 1e-30)) + 2 - bits
     for _ in range(_ENTROPY_TRIES):
-        octaves += entropy_bits(_codes_of(parts, octaves)) - bits
+        codes = (parts / 2**octaves).round_().clamp_(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)
+        octaves += entropy_bits(codes) - bits
     return octaves
-
-
-def _codes_of(parts: Float[Tensor, "d_in d_out"], octaves: float) -> Tensor:
-    return (parts / 2**octaves).round_().clamp_(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)

@@ -1,16 +1,17 @@
 """The input of a method: a weight and the calibration statistics of its layer."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.estimates.table_footprint import OUTPUTS_AT_ONCE
+from rocket_core.estimates.layer_footprint import OUTPUTS_AT_ONCE
 from rocket_core.layers import StoredWeight
 from rocket_core.linalg.block_codes import BlockWeight
+from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import Eigenbasis, GramStatistics, basis_from_statistics, shrunk_gram
 
@@ -137,17 +138,12 @@ class LayerProblem:
         if output_gram is None or self.output_weights is None:
             return self.statistics
         scale = self.output_weights.to(output_gram.dtype)
-        return GramStatistics(
-            tokens=self.statistics.tokens,
-            gram=self.statistics.gram,
-            output_gram=output_gram * scale[:, None] * scale,
-            input_energy=self.statistics.input_energy,
-        )
+        return replace(self.statistics, output_gram=output_gram * scale[:, None] * scale)
 
 
-def output_errors(gram: Float[Tensor, "d_in d_in"], removed: Float[Tensor, "d_in d_out"]) -> Float[Tensor, " d_out"]:
-    """Return the diagonal of EᵀGE, E = W - W̃, in float64: each output's squared error over the calibration tokens."""
-    return (removed * (gram @ removed)).sum(dim=0, dtype=torch.float64).clamp_min(0)
+def relative_error(error: float, energy: float) -> float:
+    """Return the root of a squared error relative to an energy; 0 without energy, or if rounding left less than 0."""
+    return (max(error, 0.0) / energy) ** 0.5 if energy > 0 else 0.0
 
 
 def output_weights(fisher_diagonal: Float[Tensor, " d_out"], *, per_output: bool) -> Float[Tensor, " d_out"]:

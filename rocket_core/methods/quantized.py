@@ -1,16 +1,24 @@
-"""Quantized candidates: a layer's weights as integer codes of a few bits, with a scale per group of inputs."""
+"""Quantized candidates: integer codes of a few bits with a scale per group of inputs, or block types of llama.cpp."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from rocket_core.candidates import Candidate
-from rocket_core.linalg.integer_codes import RoundedWeight, Scales, scale_exponent, search_scales
-from rocket_core.linalg.rounding import gptq_each, round_weight
-from rocket_core.methods import blocks
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
+from rocket_core.linalg.block_codes import BlockWeight
+from rocket_core.linalg.block_rounding import round_to_blocks
+from rocket_core.linalg.block_scales import search_block_scales
+from rocket_core.linalg.integer_codes import RoundedWeight, scale_exponent, search_scales
+from rocket_core.linalg.least_squares import output_errors
+from rocket_core.linalg.rounding import gptq, gptq_each, round_weight
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance, parts_of_outputs
+from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockType, block_types_for
 from rocket_core.sizes.code_format import CodeChoices, CodeFormat, formats_for
+
+_CodesT = TypeVar("_CodesT", RoundedWeight, BlockWeight)
 
 
 def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[CodeFormat]) -> list[Candidate]:
@@ -35,8 +43,28 @@ def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[Cod
 def profile_choices(problem: LayerProblem, sample: SampledOutputs, choices: CodeChoices) -> list[Candidate]:
     """Return a candidate for each format that the layer may have; see `profile`."""
     if choices.blocks:
-        return blocks.profile(problem, sample)
+        return profile_blocks(problem, sample)
     return profile(problem, sample, formats_for(problem.shape[0], choices))
+
+
+def profile_blocks(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
+    """Return a candidate for each block type that rows of the layer can have, by falling bytes; see `profile`."""
+    d_in, d_out = problem.shape
+    importance = sample.gram.matrix.diagonal()
+    candidates = []
+    for block_type in block_types_for(d_in):
+        block_format = BLOCK_FORMATS[block_type]
+        scales = search_block_scales(sample.weight, importance, block_format)
+        candidates.append(
+            Candidate(
+                kind="quantized",
+                block_type=block_type,
+                kept_parameters=d_in * d_out,
+                stored_bytes=block_format.stored_bytes(d_in, d_out),
+                **sample.errors_of(gptq(sample.weight, sample.gram, scales)),
+            )
+        )
+    return sorted(candidates, key=lambda candidate: -candidate.stored_bytes)
 
 
 def candidate_of(
@@ -72,15 +100,29 @@ def compress(problem: LayerProblem, code_format: CodeFormat, *, splitting: bool)
     """
     gram = problem.prepared_gram().rounding
     exponent = scale_exponent(problem.weight, code_format)
-    codes, scales, errors = [], [], []
-    for part in parts_of_outputs(problem):
-        weight = problem.weight[:, part].to(problem.precision)
-        rounded = round_weight(weight, gram, code_format, splitting=splitting, exponent=exponent)
-        codes.append(rounded.codes)
-        scales.append(rounded.scales.codes)
-        errors.append(output_errors(problem.gram(), weight - rounded.weight(weight.dtype)))
-    whole = RoundedWeight(
-        codes=torch.cat(codes, dim=1),
-        scales=Scales(codes=torch.cat(scales, dim=1), exponent=exponent, format=code_format),
+    return _by_parts(
+        problem, lambda weight: round_weight(weight, gram, code_format, splitting=splitting, exponent=exponent)
     )
-    return CompressedLayer(factors=whole, errors=torch.cat(errors) * output_importance(problem))
+
+
+def compress_blocks(problem: LayerProblem, block_type: BlockType, *, splitting: bool) -> CompressedLayer:
+    """Round the weight to a block type.
+
+    Args:
+        problem: the layer.
+        block_type: how to store it.
+        splitting: see `round_to_blocks`.
+    """
+    gram, block_format = problem.prepared_gram().rounding, BLOCK_FORMATS[block_type]
+    return _by_parts(problem, lambda weight: round_to_blocks(weight, gram, block_format, splitting=splitting))
+
+
+def _by_parts(problem: LayerProblem, round_part: Callable[[Tensor], _CodesT]) -> CompressedLayer:
+    """Round some outputs at a time."""
+    parts, errors = [], []
+    for outputs in parts_of_outputs(problem):
+        weight = problem.weight[:, outputs].to(problem.precision)
+        parts.append(round_part(weight))
+        errors.append(output_errors(problem.gram(), weight - parts[-1].weight(weight.dtype)))
+    factors = type(parts[0]).of_parts(parts)
+    return CompressedLayer(factors=factors, errors=torch.cat(errors) * output_importance(problem))

@@ -1,11 +1,14 @@
-"""`rocket`: every kind of candidate that the settings allow, at every ratio, as choices for the knapsack."""
+"""`rocket`: every kind of candidate that the settings allow, at every ratio, as choices for the knapsack.
+
+And `rocket-uniform`: the paper's factorization with every layer at the same ratio, without allocation.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rocket_core.candidates import Candidate, SharedCandidate
-from rocket_core.config import PROFILE_RANK_NNZ_RATIOS
-from rocket_core.methods import blocks, dictionary, entropy_coded, quantized, rounded_factors, sparse
+from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, CompressionConfig
+from rocket_core.methods import dictionary, entropy_coded, quantized, rounded_factors, sparse
 from rocket_core.methods.base import Method
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs
@@ -42,12 +45,8 @@ class Rocket(Method):
         if shapes:
             factored = dictionary.profile(
                 problem,
-                dictionary.settings_of(self.config),
-                ratios=self.ratios,
-                shapes=shapes,
+                dictionary.search_of(self, dictionary.settings_of(self.config), shapes),
                 objective=self.config.objective,
-                stored_itemsize=self.itemsize,
-                budget_itemsize=self.budget_itemsize,
                 competing_errors=self._competing_errors(pruned + codes, problem.shape),
             )
         return factored + pruned + codes
@@ -65,17 +64,15 @@ class Rocket(Method):
         if not config.quantizes:
             return [], None
         sample = SampledOutputs.of(problem)
-        return self._codes_of(problem, sample), sample
-
-    def _codes_of(self, problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
-        config = self.config
         coded = entropy_coded.profile(problem, sample) if config.entropy_codes else []
         if "quantized" not in config.kinds:
-            return coded
+            return coded, sample
         factors = rounded_factors.profile(problem, sample.gram) if config.codes_factors else []
         if coded:
-            return factors + quantized.profile(problem, sample, formats_beside_coded(*problem.shape)) + coded
-        return factors + quantized.profile_choices(problem, sample, config.code_choices)
+            fixed = quantized.profile(problem, sample, formats_beside_coded(*problem.shape))
+        else:
+            fixed = quantized.profile_choices(problem, sample, config.code_choices)
+        return factors + fixed + coded, sample
 
     def share(
         self, problem: LayerProblem, dictionary_owner: str, per_layer_candidates: Sequence[Sequence[Candidate]] = ()
@@ -88,12 +85,8 @@ class Rocket(Method):
         ]
         return dictionary.share(
             problem,
-            dictionary.settings_of(self.config),
-            ratios=self.ratios,
-            shapes=PROFILE_RANK_NNZ_RATIOS,
+            dictionary.search_of(self, dictionary.settings_of(self.config), PROFILE_RANK_NNZ_RATIOS),
             dictionary_owner=dictionary_owner,
-            stored_itemsize=self.itemsize,
-            budget_itemsize=self.budget_itemsize,
             competing_errors=competing_errors if all(competing_errors) else (),
         )
 
@@ -109,7 +102,7 @@ class Rocket(Method):
     def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Compress the layer by the method for the candidate's kind."""
         if candidate.block_type is not None:
-            return blocks.compress(problem, candidate.block_type, splitting=self.config.sequential)
+            return quantized.compress_blocks(problem, candidate.block_type, splitting=self.config.sequential)
         if candidate.kind == "quantized":
             code_format = replace(candidate.code_format, bfloat16_scales=self.config.reader.codes.aligned)
             return quantized.compress(problem, code_format, splitting=self.config.sequential)
@@ -126,3 +119,18 @@ class Rocket(Method):
     def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> CompressedLayer:
         """Compute one dictionary for all members."""
         return dictionary.compress(problem, dictionary.settings_of(self.config), rank, nnz)
+
+
+class RocketUniform(Rocket):
+    """The paper's ablation without its allocation (marked with a dagger in its tables).
+
+    It uses only the paper's kinds of candidates, dictionary and coefficients, regardless of the kinds in the settings.
+
+    References:
+        ROCKET, tables 1 and 5.
+    """
+
+    uniform = True
+
+    def __init__(self, config: CompressionConfig, itemsize: int) -> None:
+        super().__init__(config.model_copy(update={"kinds": ("low_rank", "factored")}), itemsize)

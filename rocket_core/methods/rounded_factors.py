@@ -3,9 +3,10 @@
 from rocket_core.candidates import Candidate
 from rocket_core.layers import LayerFactors
 from rocket_core.linalg.factor_rounding import RoundedFactors, round_factors
+from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
-from rocket_core.methods.sampled_outputs import output_importance
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
+from rocket_core.methods.sampled_outputs import output_importance, weight_error
 from rocket_core.sizes import budget
 from rocket_core.sizes.code_format import FACTOR_CODES, CodeFormat, factor_ranks
 
@@ -68,7 +69,6 @@ def _candidate(problem: LayerProblem, rank: int, rounded: RoundedFactors) -> Can
     removed = weight - rounded.weight(problem.precision)
     error = ALLOWANCE * float((output_errors(problem.gram(), removed) * importance).sum())
     energy = float(problem.eigenbasis().singular_values.double().square().sum())
-    distance, length = (float((part.double().square().sum(dim=0) * importance).sum()) for part in (removed, weight))
     return Candidate(
         kind="low_rank",
         rank=rank,
@@ -78,7 +78,7 @@ def _candidate(problem: LayerProblem, rank: int, rounded: RoundedFactors) -> Can
         scale_bits=FACTOR_CODES.scale_bits,
         kept_parameters=budget.kept_parameters(d_in, rank, rank * d_out),
         stored_bytes=FACTOR_CODES.low_rank_bytes(d_in, d_out, rank),
-        reconstruction_error=(error / energy) ** 0.5 if energy > 0 else 0.0,
-        weight_error=(distance / length) ** 0.5 if length > 0 else 0.0,
+        reconstruction_error=relative_error(error, energy),
+        weight_error=weight_error(removed, weight, importance),
         loss=problem.predicted_loss_increase(error),
     )

@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from rocket_core.estimates.table_footprint import OUTPUTS_AT_ONCE
+from rocket_core.estimates.layer_footprint import OUTPUTS_AT_ONCE
 from rocket_core.linalg.code_grids import RoundedCodes
+from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram
-from rocket_core.methods.layer_problem import LayerProblem, output_errors
+from rocket_core.methods.layer_problem import LayerProblem, relative_error
 
 # Outputs share nothing in rounding, so errors are measured on a sample: at least this many, and at least this share.
 _SAMPLED_OUTPUTS = 128
@@ -70,15 +71,20 @@ class SampledOutputs:
         """Return the errors of the layer if all of its outputs are rounded as the sample is."""
         removed = self.weight - rounded.weight(self.weight.dtype)
         error = float((output_errors(self.problem.gram(), removed) * self.importance).sum())
-        relative = (error / self.sampled_energy) ** 0.5 if self.sampled_energy > 0 else 0.0
-        distance, length = (
-            float((part.double().square().sum(dim=0) * self.importance).sum()) for part in (removed, self.weight)
-        )
+        relative = relative_error(error, self.sampled_energy)
         return CandidateErrors(
             reconstruction_error=relative,
-            weight_error=(distance / length) ** 0.5 if length > 0 else 0.0,
+            weight_error=weight_error(removed, self.weight, self.importance),
             loss=self.problem.predicted_loss_increase(relative**2 * self.energy),
         )
+
+
+def weight_error(
+    removed: Float[Tensor, "d_in outputs"], weight: Float[Tensor, "d_in outputs"], importance: Float[Tensor, " outputs"]
+) -> float:
+    """Return the relative error of a weight, given what is removed from it and the importance of each output."""
+    distance, length = (float((part.double().square().sum(dim=0) * importance).sum()) for part in (removed, weight))
+    return relative_error(distance, length)
 
 
 def parts_of_outputs(problem: LayerProblem) -> list[slice]:
@@ -97,7 +103,10 @@ def _sample(energies: Float[Tensor, " d_out"]) -> Int64[Tensor, " sampled"]:
     """Return indices of outputs, evenly from those of large and of small energy; all if there are few."""
     d_out = len(energies)
     number = min(d_out, _MOST_SAMPLED, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
-    if number == d_out:
-        return torch.arange(d_out, device=energies.device)
-    steps = ((torch.arange(number, device=energies.device) + 0.5) * d_out / number).long()
-    return energies.argsort()[steps]
+    return torch.arange(d_out, device=energies.device) if number == d_out else spread_outputs(energies, number)
+
+
+def spread_outputs(energies: Float[Tensor, " d_out"], number: int) -> Int64[Tensor, " sampled"]:
+    """Return indices of some outputs, evenly from those of large and of small energy."""
+    steps = (torch.arange(number, device=energies.device) + 0.5) * len(energies) / number
+    return energies.argsort()[steps.long()]

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from rocket_core.candidates import Candidate
 from rocket_core.layers import LayerFactors
-from rocket_core.linalg.least_squares import inner_product
+from rocket_core.linalg.least_squares import inner_product, output_errors
 from rocket_core.linalg.pruning import prune, split_path
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
-from rocket_core.methods.sampled_outputs import SampledOutputs
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
+from rocket_core.methods.sampled_outputs import SampledOutputs, spread_outputs
 from rocket_core.sizes import budget
 
 SPARSE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 20))
@@ -76,8 +76,7 @@ def _measure(
     energies = problem.output_energies()
     d_out = len(energies)
     number = min(d_out, max(_SAMPLED_OUTPUTS, min(_MOST_SAMPLED // len(weight), math.ceil(_SAMPLED_PART * d_out))))
-    # Evenly from outputs of large and of small energy.
-    sample = energies.argsort()[((torch.arange(number) + 0.5) * d_out / number).long()]
+    sample = spread_outputs(energies, number)
     part = weight if number == d_out else weight[:, sample].contiguous()
     counts = stops if number == d_out else [max(1, stop * number // d_out) for stop in stops]
     paths = split_path(part, problem.prepared_gram().unit, counts)
@@ -140,38 +139,6 @@ def _read_off(
     return found
 
 
-def candidate(
-    problem: LayerProblem,
-    weight: Float[Tensor, "d_in d_out"],
-    pruned: Float[Tensor, "d_in d_out"],
-    nnz: int,
-    errors: tuple[float, float],
-    itemsize: int,
-) -> Candidate:
-    """Describe a pruned weight as a candidate.
-
-    Args:
-        problem: the layer.
-        weight: W diag(w).
-        pruned: W̃ diag(w).
-        nnz: number of entries kept.
-        errors: ‖S(W - W̃)diag(w)‖² and ‖SW diag(w)‖².
-        itemsize: bytes of a stored number.
-    """
-    error, energy = errors
-    removed = torch.linalg.matrix_norm((weight - pruned).double())
-    length = torch.linalg.matrix_norm(weight.double())
-    return Candidate(
-        kind="sparse",
-        nnz=nnz,
-        kept_parameters=nnz,
-        stored_bytes=budget.sparse_bytes(*problem.shape, nnz, itemsize),
-        reconstruction_error=(error / energy) ** 0.5 if energy > 0 else 0.0,
-        weight_error=float(removed / length) if float(length) > 0 else 0.0,
-        loss=problem.predicted_loss_increase(error),
-    )
-
-
 def rough_errors(sample: SampledOutputs, ratios: Sequence[float], itemsize: int | None) -> list[float]:
     """Return relative output errors at ascending ratios, measured on few outputs; infinite where nothing is left.
 
@@ -186,7 +153,7 @@ def rough_errors(sample: SampledOutputs, ratios: Sequence[float], itemsize: int 
     d_in, d_out = weight.shape
     stops = counts(d_in, d_out, ratios, itemsize)
     found = [
-        (pruned.error / energy) ** 0.5 if energy > 0 else 0.0
+        relative_error(pruned.error, energy)
         for pruned in split_path(weight, sample.problem.prepared_gram().unit, stops)
     ]
     return found + [math.inf] * (len(ratios) - len(found))
@@ -217,14 +184,3 @@ def errors_at(
     order = np.argsort(sizes)[::-1]
     at = 1 - np.array(sizes)[order] / whole
     return [float(value) for value in np.exp(np.interp(ratios, at, np.log(errors[order])))]
-
-
-def stored(
-    problem: LayerProblem,
-    weight: Float[Tensor, "d_in d_out"],
-    pruned: Float[Tensor, "d_in d_out"],
-    support: Bool[Tensor, "d_in d_out"],
-) -> CompressedLayer:
-    """Return the compressed form of a pruned weight; `weight` and `pruned` include the output weights."""
-    factors = LayerFactors(dictionary=None, coefficients=problem.unscaled(pruned), support=support)
-    return CompressedLayer(factors=factors, errors=output_errors(problem.gram(), weight - pruned))

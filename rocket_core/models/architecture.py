@@ -27,7 +27,7 @@ from rocket_core.errors import (
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
-from rocket_core.experts import unfuse
+from rocket_core.experts import UnfusedExperts, unfuse
 from rocket_core.inspection.checks import preconditions
 from rocket_core.inspection.headers.layer_names import advice_on_pattern, last_part
 from rocket_core.inspection.headers.model_fields import HIDDEN_SIZES, find_number, positions
@@ -39,6 +39,7 @@ from rocket_core.models.block_lists import (
     find_tower,
     find_tower_list,
 )
+from rocket_core.models.called_lists import is_called
 from rocket_core.models.classes import (
     build_model,
     decodes_several_kinds,
@@ -48,7 +49,6 @@ from rocket_core.models.classes import (
     without_weights,
 )
 from rocket_core.models.pretrained import interpreting, load_config
-from rocket_core.models.routers import routing_layers
 from rocket_core.models.token_tables import TokenTable, find_tables
 
 # Input kind by the model's main argument.
@@ -340,3 +340,27 @@ def _linear_names(model: PreTrainedModel, block: str) -> list[str]:
         # Not subclasses that compute something else, as some routers are.
         if is_stock_linear(module) and module not in left and f"{block}.{name}.weight" not in tied
     ]
+
+
+def routing_layers(block: nn.Module, hidden_size: int) -> Iterator[nn.Module]:
+    """Yield the linear layers next to a block's experts that belong to a module which returns no hidden states.
+
+    They are small, and an error in them sends tokens to other experts, which their squared error does not show. The
+    gate of a shared expert, which has one output, chooses none.
+
+    Args:
+        block: the block, whose experts are separate modules.
+        hidden_size: width of the model's hidden states.
+    """
+    for name, experts in block.named_modules():
+        if not isinstance(experts, nn.ModuleList | nn.ModuleDict) or not is_called(experts):
+            continue
+        widths = {hidden_size, experts.layout.hidden if isinstance(experts, UnfusedExperts) else hidden_size}
+        for part in block.get_submodule(name.rpartition(".")[0]).children():
+            layers = [module for module in part.modules() if is_stock_linear(module)]
+            if part is not experts and not any(_outputs(layer) in {1, *widths} for layer in layers):
+                yield from layers
+
+
+def _outputs(layer: nn.Module) -> int:
+    return layer.out_features if isinstance(layer, nn.Linear) else int(layer.get_parameter("weight").shape[1])

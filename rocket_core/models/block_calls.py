@@ -54,6 +54,10 @@ class Activations:
         hidden: Tensor = returned if added is None else returned + added
         return hidden
 
+    def nothing_beside(self) -> tuple[None, ...]:
+        """Return None in place of each value that blocks return in addition to the hidden states."""
+        return (None,) * (self.beside or 0)
+
     def step(self, block: nn.Module, index: int, batch: int) -> None:
         """Replace the input of block `index` with its output, for one batch."""
         self.hidden[batch] = self.run(block, index, batch)
@@ -325,18 +329,14 @@ def run_after(
         found.append(args[0] if args else next(iter(kwargs.values())))
         raise _EnoughError
 
-    nothing = (None,) * (activations.beside or 0)
     hidden = activations.hidden[number]
-    handle = module.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        with (
-            torch.no_grad(),
-            stand_ins(blocks, lambda _index, _hidden, _call: hidden, lambda: nothing),
-            contextlib.suppress(_EnoughError),
-        ):
-            model(**batch, **without_cache(model))
-    finally:
-        handle.remove()
+    with (
+        module.register_forward_pre_hook(note, with_kwargs=True),
+        torch.no_grad(),
+        stand_ins(blocks, lambda _index, _hidden, _call: hidden, activations.nothing_beside),
+        contextlib.suppress(_EnoughError),
+    ):
+        model(**batch, **without_cache(model))
     return found[0] if found else None
 
 
@@ -358,10 +358,9 @@ def handing_on(
             yield
         return
     blocks, activations = passed
-    nothing = (None,) * (activations.beside or 0)
     hidden = activations.hidden[batch]
     with (
-        stand_ins(blocks, lambda _index, _hidden, _call: hidden[samples], lambda: nothing),
+        stand_ins(blocks, lambda _index, _hidden, _call: hidden[samples], activations.nothing_beside),
         torch.set_grad_enabled(hidden.requires_grad),
     ):
         yield

@@ -45,10 +45,9 @@ def find_lists(model: PreTrainedModel) -> tuple[BlockList, ...]:
     name = type(model).__name__
     expected = 2 if model.config.is_encoder_decoder else 1
     if len(names) != expected:
-        what = f"{len(names)} lists of blocks ({', '.join(names)})" if names else "no list of repeated blocks"
         raise UnsupportedArchitectureError(
-            f"{name} has {what}; only decoders, encoders (one list), encoder-decoders (two) and models with a decoder "
-            "that reads text and images can be compressed"
+            f"{name} has {_described(names)}; only decoders, encoders (one list), encoder-decoders (two) and models "
+            "with a decoder that reads text and images can be compressed"
         )
     return _counted(model, names)
 
@@ -66,10 +65,9 @@ def find_language_lists(model: PreTrainedModel, tower: BlockList | None = None) 
     decoder = module_name(model, model.get_decoder())
     names = _block_names(model, decoder)
     if len(names) != 1:
-        what = f"{len(names)} lists of blocks ({', '.join(names)})" if names else "no list of repeated blocks"
         raise UnsupportedArchitectureError(
-            f"the decoder of {type(model).__name__} ({decoder or 'the model itself'}) has {what}, and must have one to "
-            "be compressed"
+            f"the decoder of {type(model).__name__} ({decoder or 'the model itself'}) has {_described(names)}, and "
+            "must have one to be compressed"
         )
     return _counted(model, names, () if tower is None else (tower,))
 
@@ -82,10 +80,9 @@ def find_tower_list(model: PreTrainedModel, tower: str) -> BlockList:
     """
     names = _block_names(model, tower)
     if len(names) != 1:
-        what = f"{len(names)} lists of blocks ({', '.join(names)})" if names else "no list of repeated blocks"
         raise UnsupportedArchitectureError(
-            f"the vision tower of {type(model).__name__} ({tower}) has {what}, and must have one to be compressed; "
-            "leave 'vision' out of include"
+            f"the vision tower of {type(model).__name__} ({tower}) has {_described(names)}, and must have one to be "
+            "compressed; leave 'vision' out of include"
         )
     return BlockList(name=names[0], first=0, length=len(list(model.get_submodule(names[0]).children())), in_tower=True)
 
@@ -102,6 +99,10 @@ def module_name(model: nn.Module, module: nn.Module) -> str:
     """Return the name of a module within a model; empty for the model itself."""
     found: str = next(name for name, candidate in model.named_modules() if candidate is module)
     return found
+
+
+def _described(names: Sequence[str]) -> str:
+    return f"{len(names)} lists of blocks ({', '.join(names)})" if names else "no list of repeated blocks"
 
 
 def _counted(model: PreTrainedModel, names: list[str], before: Sequence[BlockList] = ()) -> tuple[BlockList, ...]:

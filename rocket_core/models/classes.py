@@ -128,13 +128,12 @@ def build_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
         config: the model's configuration.
         dtype: dtype of the parameters.
     """
+    causal = is_causal(config)
+    named = None if causal else named_class(config)
     model: PreTrainedModel
-    if is_causal(config):
-        model = generating_class(config).from_config(config, dtype=dtype, trust_remote_code=False)
-        return model
-    named = named_class(config)
     if named is not None:
         model = named._from_config(config, dtype=dtype)
     else:
-        model = AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
+        loader = generating_class(config) if causal else AutoModel
+        model = loader.from_config(config, dtype=dtype, trust_remote_code=False)
     return model

@@ -1,7 +1,7 @@
 """Hidden states that are held in a narrower dtype than they are computed in."""
 
-from collections.abc import Iterable, MutableSequence
-from typing import Any, overload
+from collections.abc import MutableSequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,13 +25,7 @@ class HeldStates(MutableSequence[Tensor]):
         """Return the number of tensors."""
         return len(self._held)
 
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "HeldStates": ...
-
-    def __getitem__(self, index: int | slice) -> "Tensor | HeldStates":
+    def __getitem__(self, index: Any) -> Any:
         """Return a tensor in the dtype that it was computed in, or some of them as they are held."""
         if isinstance(index, slice):
             part = HeldStates(self._dtype)
@@ -40,13 +34,7 @@ class HeldStates(MutableSequence[Tensor]):
         tensor, computed = self._held[index]
         return tensor.to(computed)
 
-    @overload
-    def __setitem__(self, index: int, value: Tensor) -> None: ...
-
-    @overload
-    def __setitem__(self, index: slice, value: Iterable[Tensor]) -> None: ...
-
-    def __setitem__(self, index: int | slice, value: Any) -> None:
+    def __setitem__(self, index: Any, value: Any) -> None:
         """Round and store one tensor, or several."""
         if isinstance(index, slice):
             self._held[index] = [self._rounded(tensor) for tensor in value]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rocket_core.calibration.expert_grams import ExpertInputs, find_experts
+from rocket_core.calibration.experts import ExpertInputs, find_experts
 from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups, sum_inputs
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.estimates.batch_size import tokens_per_batch

@@ -21,7 +21,7 @@ from rocket_core.estimates.footprint import (
     estimate_footprint,
     evaluation_footprint,
 )
-from rocket_core.estimates.healing_footprint import healing_footprint
+from rocket_core.estimates.healing import healing_footprint
 from rocket_core.estimates.tower_footprint import TowerShape, patch_numbers, tower_workload
 from rocket_core.evaluation.models import predicts_tokens
 from rocket_core.inspection.checks.feasibility import reach_of_layers

@@ -6,7 +6,7 @@ without minima m = 0.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Literal, get_args
 
 BlockType = Literal["Q8_0", "Q6_K", "Q5_1", "Q5_K", "Q5_0", "Q4_1", "Q4_K", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K"]
@@ -78,54 +78,24 @@ class BlockFormat:
         return d_out * self.row_bytes(d_in)
 
 
-def _formats() -> dict[BlockType, BlockFormat]:
-    def small(name: BlockType, block_bytes: int, levels: tuple[int, ...], largest_minimum: int = 0) -> BlockFormat:
-        return BlockFormat(
-            name=name,
-            block_size=32,
-            block_bytes=block_bytes,
-            group_size=32,
-            levels=levels,
-            largest_minimum=largest_minimum,
-        )
-
-    def large(
-        name: BlockType,
-        block_bytes: int,
-        group_size: int,
-        levels: tuple[int, ...],
-        scales: tuple[int, int],
-        largest_minimum: int = 0,
-    ) -> BlockFormat:
-        return BlockFormat(
-            name=name,
-            block_size=256,
-            block_bytes=block_bytes,
-            group_size=group_size,
-            levels=levels,
-            scales=scales,
-            largest_minimum=largest_minimum,
-        )
-
-    formats = (
-        # -128 could be stored, but no file of llama.cpp has it, and engines multiply these codes in 8 bits.
-        small("Q8_0", 34, tuple(range(-127, 128))),
-        large("Q6_K", 210, 16, tuple(range(-32, 32)), (-128, 127)),
-        small("Q5_1", 24, tuple(range(32)), 1),
-        large("Q5_K", 176, 32, tuple(range(32)), (1, 63), 63),
-        small("Q5_0", 22, tuple(range(-16, 16))),
-        small("Q4_1", 20, tuple(range(16)), 1),
-        large("Q4_K", 144, 32, tuple(range(16)), (1, 63), 63),
-        small("Q4_0", 18, tuple(range(-8, 8))),
-        small("IQ4_NL", 18, _NONLINEAR),
-        large("IQ4_XS", 136, 32, _NONLINEAR, (-32, 31)),
-        large("Q3_K", 110, 16, tuple(range(-4, 4)), (-32, 31)),
-        large("Q2_K", 84, 16, tuple(range(4)), (1, 15), 15),
-    )
-    return {block_format.name: block_format for block_format in formats}
-
-
-BLOCK_FORMATS: dict[BlockType, BlockFormat] = _formats()
+_small = partial(BlockFormat, block_size=32, group_size=32)
+_large = partial(BlockFormat, block_size=256)
+_FORMATS = (
+    # -128 could be stored, but no file of llama.cpp has it, and engines multiply these codes in 8 bits.
+    _small(name="Q8_0", block_bytes=34, levels=tuple(range(-127, 128))),
+    _large(name="Q6_K", block_bytes=210, group_size=16, levels=tuple(range(-32, 32)), scales=(-128, 127)),
+    _small(name="Q5_1", block_bytes=24, levels=tuple(range(32)), largest_minimum=1),
+    _large(name="Q5_K", block_bytes=176, group_size=32, levels=tuple(range(32)), scales=(1, 63), largest_minimum=63),
+    _small(name="Q5_0", block_bytes=22, levels=tuple(range(-16, 16))),
+    _small(name="Q4_1", block_bytes=20, levels=tuple(range(16)), largest_minimum=1),
+    _large(name="Q4_K", block_bytes=144, group_size=32, levels=tuple(range(16)), scales=(1, 63), largest_minimum=63),
+    _small(name="Q4_0", block_bytes=18, levels=tuple(range(-8, 8))),
+    _small(name="IQ4_NL", block_bytes=18, levels=_NONLINEAR),
+    _large(name="IQ4_XS", block_bytes=136, group_size=32, levels=_NONLINEAR, scales=(-32, 31)),
+    _large(name="Q3_K", block_bytes=110, group_size=16, levels=tuple(range(-4, 4)), scales=(-32, 31)),
+    _large(name="Q2_K", block_bytes=84, group_size=16, levels=tuple(range(4)), scales=(1, 15), largest_minimum=15),
+)
+BLOCK_FORMATS: dict[BlockType, BlockFormat] = {each.name: each for each in _FORMATS}
 
 
 @cache

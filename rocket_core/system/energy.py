@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 # Often enough for counters that wrap around after some hundred kilojoules.
@@ -59,9 +58,7 @@ class EnergyMeter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._thread.join()
         if self._tracker is not None:
             self._tracker.stop()

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from rocket_core.system.machine import usable_processors
+from rocket_core.system.torch_environment import thread_count
 
 # How many times as fast processors with these instructions multiply bfloat16 matrices; measured on one with tiles, and
 # on an AMD EPYC (Zen 5) with vector instructions only.
@@ -67,12 +67,6 @@ def _least_seconds(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def _threads() -> int:
-    """Return the number of threads that multiply matrices."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) > 0 else usable_processors()
-
-
 def bfloat16_gain(proc: Path = Path("/proc")) -> float:
     """Return how many times as fast this machine multiplies bfloat16 matrices, by the flags of its processors."""
     try:
@@ -87,7 +81,7 @@ def _measured() -> MachineSpeed:
 
     left, right = (np.full((_SIDE, _SIDE), value, dtype=np.float32) for value in (0.5, 2.0))
     output = np.empty_like(left)
-    products = _threads() * 2 * _SIDE**3 / _least_seconds(lambda: np.matmul(left, right, out=output))
+    products = thread_count(os.environ) * 2 * _SIDE**3 / _least_seconds(lambda: np.matmul(left, right, out=output))
     large = np.ones((16 * _SIDE, _SIDE), dtype=np.float32)
     sums = np.empty_like(large)
     memory = _FRESH_SPEED * large.nbytes / _least_seconds(lambda: np.add(large, large, out=sums))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rocket_core.engines import ROCKET, Engine
 from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
-from rocket_core.inspection.headers.model_fields import find_number
+from rocket_core.inspection.headers.model_fields import find_number, named_classes
 
 _SIXTEEN_BITS = 2
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -25,8 +25,7 @@ def check_engine(settings: Mapping[str, object], itemsize: int, engine: Engine, 
     """
     if engine is ROCKET:
         return
-    named = settings.get("architectures")
-    classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    classes = named_classes(settings)
     if classes and not any(name.endswith(engine.classes) for name in classes):
         raise UnsupportedArchitectureError(
             f"{model} is a {', '.join(classes)}. For {engine.title}, Rocket writes models whose class is or ends with "

@@ -5,8 +5,7 @@ from typing import Any, assert_never
 
 from rocket_core.config import CompressionConfig
 from rocket_core.inspection.checks.engine_limits import check_engine
-from rocket_core.inspection.checks.layer_sizes import LayerSizes
-from rocket_core.inspection.checks.model_reach import reach_of_headers
+from rocket_core.inspection.checks.model_reach import LayerSizes, reach_of_headers
 from rocket_core.inspection.checks.preconditions import check_ignore, check_vision, check_weights
 from rocket_core.inspection.headers.model_fields import check_sizes
 from rocket_core.inspection.headers.weight_summary import WeightSummary, item_bytes

@@ -123,7 +123,8 @@ def companions(folder: Path, name: str) -> list[Path]:
         shown = f"{name}/{_shown(str(file.relative_to(root)))}"
         _check_safe(root, file, shown)
         size = file.stat().st_size
-        _check_size(size, size_limit(file.relative_to(root)), shown)
+        if size > (limit := size_limit(file.relative_to(root))):
+            raise _too_large(shown, limit)
         total += size
     if total > _MAX_COMPANIONS_BYTES:
         raise UnsafeFileError(
@@ -269,11 +270,6 @@ def size_limit(file: Path) -> int:
         return MAX_SMALL_BYTES
     is_large = any(fnmatchcase(str(file), pattern) for pattern in _LARGE)
     return _MAX_LARGE_BYTES if is_large else MAX_SMALL_BYTES
-
-
-def _check_size(size: int, limit: int, name: str) -> None:
-    if size > limit:
-        raise _too_large(name, limit)
 
 
 def _too_large(name: str, limit: int) -> UnsafeFileError:

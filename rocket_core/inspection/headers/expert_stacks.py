@@ -16,11 +16,11 @@ _READING = {
 _RETURNING = {"down_proj": "down_proj", "output_linear": "down_proj"}
 
 
-def find_stacks(name: str, shape: tuple[int, ...]) -> list[tuple[str, Stack]]:
-    """Return name and shape of a tensor in a block if it may hold the matrices of several experts, else nothing."""
+def stack_of(name: str, shape: tuple[int, ...]) -> Stack | None:
+    """Return the shape of a tensor in a block if it may hold the matrices of several experts."""
     if len(shape) != 3 or min(shape) < 2 or shape[0] > MAX_EXPERTS or not is_stack_name(name.rpartition(".")[2]):
-        return []
-    return [(name, (shape[0], shape[1], shape[2]))]
+        return None
+    return shape[0], shape[1], shape[2]
 
 
 def is_stack_name(last: str) -> bool:

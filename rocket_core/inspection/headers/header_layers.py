@@ -16,7 +16,7 @@ from rocket_core.inspection.headers.layer_names import (
     possible_names,
     possible_table_names,
 )
-from rocket_core.inspection.headers.model_fields import HIDDEN_SIZES, find_number
+from rocket_core.inspection.headers.model_fields import HIDDEN_SIZES, find_number, named_classes
 from rocket_core.inspection.headers.weight_summary import WeightSummary
 from rocket_core.sizes.budget import Shape
 
@@ -132,8 +132,6 @@ def _all_quantizable(config: Mapping[str, object], tables: Collection[str]) -> b
     """
     if len(tables) <= 1:
         return True
-    classes = config.get("architectures")
-    names = [name for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
-    predicts = any(name.endswith(_PREDICTING) for name in names)
+    predicts = any(name.endswith(_PREDICTING) for name in named_classes(config))
     of_pair = config.get("is_encoder_decoder") is True and {last_part(name) for name in tables} == {"shared", "lm_head"}
     return len(tables) == 2 and predicts and (of_pair or config.get("tie_word_embeddings") is False)

@@ -353,9 +353,14 @@ def input_kind(config: Mapping[str, object]) -> InputKind:
     return "images" if "patch_size" in config and "vocab_size" not in config else "text"
 
 
+def named_classes(config: Mapping[str, object]) -> list[str]:
+    """Return the names of the classes that can load a model, as far as config.json names them."""
+    named = config.get("architectures")
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+
 def predicts_tokens(config: Mapping[str, object]) -> bool:
     """Return whether a model predicts next tokens, as far as config.json shows it; True if it names no class."""
-    named = config.get("architectures")
-    classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    classes = named_classes(config)
     predicts = any(mark in name for name in classes for mark in _PREDICTING) and not config.get("is_encoder_decoder")
     return input_kind(config) == "text" and (predicts or not classes)

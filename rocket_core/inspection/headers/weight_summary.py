@@ -1,13 +1,14 @@
 """Summary of the weights that the headers of a checkpoint declare. Loads no torch."""
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rocket_core.errors import AlreadyQuantizedError, CheckpointFormatError
 from rocket_core.inspection.files.safetensors_headers import FLOAT_DTYPES, MAX_TENSORS, TensorHeader
-from rocket_core.inspection.headers.expert_stacks import Stack, find_stacks, possible_shapes
+from rocket_core.inspection.headers.expert_stacks import Stack, possible_shapes, stack_of
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number, by the name of its dtype in files and in settings."""
@@ -64,8 +65,8 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
         if not header.nbytes:
             others.append(header)
             continue
-        block = _IN_A_BLOCK.search(header.key)
-        count = header.numbers if header.dtype in FLOAT_DTYPES else 0
+        block, is_plain = _IN_A_BLOCK.search(header.key), header.dtype in FLOAT_DTYPES
+        count = header.numbers if is_plain else 0
         parameters += count
         stored += header.nbytes
         largest_tensor = max(largest_tensor, header.numbers)
@@ -74,15 +75,16 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
             blocks[header.key[: block.end() - 1]] += count
         if len(header.shape) >= 2:
             dtypes[header.dtype] += header.nbytes
-        if len(header.shape) == 2 and block:
-            shape = header.shape[0], header.shape[1]
+        name = header.key.removesuffix(_WEIGHT)
+        shape = (header.shape[0], header.shape[1]) if len(header.shape) == 2 and block else None
+        if shape is not None:
             shapes[shape] += 1
-        is_plain = header.dtype in FLOAT_DTYPES
-        if len(header.shape) == 2 and block and is_plain and header.key.endswith(_WEIGHT):
-            matrices.append((header.key.removesuffix(_WEIGHT), (header.shape[0], header.shape[1])))
+        if shape is not None and is_plain and name != header.key:
+            matrices.append((name, shape))
         else:
             others.append(header)
-        for name, stack in find_stacks(header.key.removesuffix(_WEIGHT), header.shape) if block else ():
+        stack = stack_of(name, header.shape) if block else None
+        if stack is not None:
             stacks.append((name, stack))
             shapes.update(dict.fromkeys(possible_shapes(stack), stack[0]))
     return WeightSummary(
@@ -100,42 +102,24 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
     )
 
 
-def sum_summaries(parts: Iterable[WeightSummary], name: str = "the model") -> WeightSummary:
-    """Return the combined summary of several files.
+def summarize_files(files: Iterable[Iterable[TensorHeader]], name: str = "the model") -> WeightSummary:
+    """Return the summary of several files.
 
     Args:
-        parts: the summary of each file.
+        files: the headers of each file.
         name: name of the model in messages.
 
     Raises:
         CheckpointFormatError: all files together have more tensors than one file may have.
     """
-    summaries: list[WeightSummary] = []
-    dtypes: Counter[str] = Counter()
-    shapes: Counter[tuple[int, int]] = Counter()
-    blocks: Counter[str] = Counter()
-    tensors = 0
-    for part in parts:
-        summaries.append(part)
-        dtypes.update(part.dtype_bytes)
-        shapes.update(part.block_shapes)
-        blocks.update(part.block_parameters)
-        tensors += part.tensors
-        if tensors > MAX_TENSORS:
-            raise CheckpointFormatError(f"{name} has more than {MAX_TENSORS} tensors; merge some of them")
-    return WeightSummary(
-        dtype_bytes=dtypes,
-        block_shapes=shapes,
-        matrices=tuple(matrix for part in summaries for matrix in part.matrices),
-        others=tuple(other for part in summaries for other in part.others),
-        stacks=tuple(stack for part in summaries for stack in part.stacks),
-        parameters=sum(part.parameters for part in summaries),
-        stored_bytes=sum(part.stored_bytes for part in summaries),
-        block_parameters=blocks,
-        tensors=tensors,
-        largest_dimension=max((part.largest_dimension for part in summaries), default=0),
-        largest_tensor=max((part.largest_tensor for part in summaries), default=0),
-    )
+
+    def limited() -> Iterator[TensorHeader]:
+        for number, header in enumerate(itertools.chain.from_iterable(files)):
+            if number >= MAX_TENSORS:
+                raise CheckpointFormatError(f"{name} has more than {MAX_TENSORS} tensors; merge some of them")
+            yield header
+
+    return summarize(limited())
 
 
 def storage_dtype(weights: WeightSummary, model: str) -> str:

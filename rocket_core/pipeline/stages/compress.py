@@ -22,10 +22,10 @@ from rocket_core.layers import (
 )
 from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import CompressedLayer, CompressedWeight, LayerProblem, Method
-from rocket_core.methods.layer_problem import output_errors
 from rocket_core.methods.sampled_outputs import output_importance
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rocket_core.calibration.expert_sensitivities import with_another_token
+from rocket_core.calibration.experts import with_another_token
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.calibration.sensitivity import (
     Loss,

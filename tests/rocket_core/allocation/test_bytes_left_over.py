@@ -3,7 +3,7 @@
 import math
 import random
 
-from rocket_core.allocation import allocate
+from rocket_core.allocation.allocator import allocate
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import compression_config
 from rocket_core.sizes.code_format import formats_for

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.allocation import allocate, chosen, layer_frontiers, reachable_ratio
+from rocket_core.allocation.allocator import Allocator, allocate, chosen, layer_frontiers
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from rocket_core.sizes.budget import parameter_budget
@@ -134,7 +134,7 @@ def test_frontiers_omit_dominated_candidates(profiles, budget_unit, objective):
 @many
 @given(models(), MEASURES)
 def test_the_reachable_ratio_is_reachable_and_the_next_is_not(profiles, budget_unit):
-    nearest = reachable_ratio(profiles, budget_unit)
+    nearest = Allocator(profiles, objective="whitened", cap_slack=0, budget_unit=budget_unit).reachable_ratio
     smallest = min(
         sum(reference.cost(candidate, budget_unit) for candidate in choice)
         for choice in reference.every_choice(profiles)

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rocket_core.allocation import knapsack, label_search, smallest_cap, solve_knapsack
+from rocket_core.allocation import knapsack, label_search
+from rocket_core.allocation.cap import smallest_cap
+from rocket_core.allocation.knapsack import solve_knapsack
 from tests.reference import knapsack as reference
 from tests.reference.knapsack import instances
 from tests.sampling import examples

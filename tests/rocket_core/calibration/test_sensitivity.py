@@ -4,7 +4,7 @@ from torch import nn
 
 from rocket_core.calibration import sensitivity
 from rocket_core.calibration.scaled_gradient import ScaledGradient
-from rocket_core.calibration.sensitivity import Sensitivity, SquaredGradients, natural_loss, output_gradient
+from rocket_core.calibration.sensitivity import SquaredGradients, natural_loss, output_gradient
 from rocket_core.calibration.token_loss import TextLoss
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
 from rocket_core.models.block_calls import Activations
@@ -254,7 +254,3 @@ def test_a_model_without_head_uses_the_loss_of_hidden_states():
     # With a head for masked tokens: it sees the tokens that a decoder would predict.
     assert natural_loss(model, reads_in_order=False) == "hidden_states"
     assert natural_loss(model.model, reads_in_order=True) == "hidden_states"
-
-
-def test_the_scale_is_half_the_mean_curvature():
-    assert Sensitivity(fisher_diagonal=torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)).scale == 1.5

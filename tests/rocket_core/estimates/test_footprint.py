@@ -21,9 +21,9 @@ from rocket_core.estimates.footprint import (
 )
 from rocket_core.estimates.tower_footprint import tower_workload
 from rocket_core.inspection.files.safetensors_headers import local_weight_files, read_header
-from rocket_core.inspection.headers.expert_stacks import MAX_EXPERTS, expert_layers, find_stacks
+from rocket_core.inspection.headers.expert_stacks import MAX_EXPERTS, expert_layers, stack_of
 from rocket_core.inspection.headers.model_fields import input_bytes, input_kind, positions, sample_positions
-from rocket_core.inspection.headers.weight_summary import WeightSummary, sum_summaries, summarize
+from rocket_core.inspection.headers.weight_summary import WeightSummary, summarize_files
 from rocket_core.methods import method_for
 from rocket_core.models.architecture import build_architecture, read_config
 from rocket_core.pipeline.preflight import prepare_run
@@ -49,7 +49,7 @@ def saved(tmp_path_factory):
 
 def seen(folder, **how):
     config = json.loads((folder / "config.json").read_text())
-    weights = sum_summaries(summarize(read_header(file, file.name)) for file in local_weight_files(folder, "m"))
+    weights = summarize_files(read_header(file, file.name) for file in local_weight_files(folder, "m"))
     return config, describe_model(config, weights, **how)
 
 
@@ -252,10 +252,10 @@ def test_layers_are_found_in_a_tensor_of_all_experts(name, stack, expected):
     found = list(expert_layers(name, stack, 8))
     assert found[: len(expected)] == expected
     assert len(found) == 2 * len(expected)
-    assert find_stacks(name, stack) == [(name, stack)]
-    assert not find_stacks(name, stack[1:])
-    assert not find_stacks("a.conv.weight", stack)
-    assert not find_stacks(name, (MAX_EXPERTS + 1, *stack[1:]))
+    assert stack_of(name, stack) == stack
+    assert stack_of(name, stack[1:]) is None
+    assert stack_of("a.conv.weight", stack) is None
+    assert stack_of(name, (MAX_EXPERTS + 1, *stack[1:])) is None
 
 
 def test_a_model_without_layers_is_refused():

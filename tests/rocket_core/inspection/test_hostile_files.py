@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rocket_core.config import CompressionConfig, compression_config
 from rocket_core.errors import InvalidConfigError, RocketError, UnmatchedIgnoreError
 from rocket_core.estimates.footprint import Workload, describe_model, estimate_footprint
-from rocket_core.estimates.healing_footprint import vocabulary
+from rocket_core.estimates.healing import vocabulary
 from rocket_core.inspection.checks.feasibility import check_any_selection
 from rocket_core.inspection.checks.model_reach import reach_of_headers
 from rocket_core.inspection.checks.preconditions import (
@@ -35,7 +35,7 @@ from rocket_core.inspection.headers.model_fields import (
     positions,
     sample_positions,
 )
-from rocket_core.inspection.headers.weight_summary import sum_summaries, summarize
+from rocket_core.inspection.headers.weight_summary import summarize, summarize_files
 from rocket_core.sizes.target import ByRatio
 from tests.reference.hostile_files import (
     CONFIGS,
@@ -59,7 +59,7 @@ WORK = {"windows": 4, "sequence_length": 32}
 
 def weights_of(raw):
     length = header_length(raw[:8], len(raw), "f")
-    return sum_summaries([summarize(parse_header(raw[8 : 8 + length], len(raw), "f"))])
+    return summarize_files([parse_header(raw[8 : 8 + length], len(raw), "f")])
 
 
 def judge(raw_config, raw_file, *, ratio=0.3, ignore=()):

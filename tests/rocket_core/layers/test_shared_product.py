@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rocket_core.layers import FactorizedLinear, kinds
+from rocket_core.layers import FactorizedLinear, coefficient_linear
 from rocket_core.layers.packing import unpack_bits
 from tests.reference.stored_layers import D_IN, D_OUT, RANK, make_group, make_layer
 
@@ -35,7 +35,7 @@ def products(monkeypatch):
                 counted.append(result)
             return result
 
-    monkeypatch.setattr(kinds, "functional", Counting)
+    monkeypatch.setattr(coefficient_linear, "functional", Counting)
     return counted
 
 

@@ -143,7 +143,7 @@ def test_mean_eigenvalue_and_resolvent_match_the_gram_matrix(spread, dead):
     inputs[:, :dead] = 0
     unit = UnitGram.of(inputs.T @ inputs)
     eigenvalues = torch.linalg.eigvalsh(unit.matrix[dead:, dead:])
-    assert unit.mean_eigenvalue() == pytest.approx(float(eigenvalues.log().mean().exp()), rel=1e-2)
+    assert unit.mean_eigenvalue == pytest.approx(float(eigenvalues.log().mean().exp()), rel=1e-2)
     expected = 0.3 * torch.linalg.inv(unit.matrix + 0.3 * torch.eye(24, dtype=torch.float64))
     torch.testing.assert_close(unit.resolvent(0.3), expected)
 
@@ -152,4 +152,4 @@ def test_an_unfactorizable_matrix_has_mean_eigenvalue_zero():
     one = torch.ones(300, 300)
     one[0, 1] = one[1, 0] = 1.01
     unit = UnitGram(matrix=one, lengths=torch.ones(300), fires=torch.ones(300))
-    assert unit.mean_eigenvalue() == 0.0
+    assert unit.mean_eigenvalue == 0.0

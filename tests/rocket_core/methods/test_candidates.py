@@ -162,12 +162,14 @@ def test_shared_candidates_match_compression_of_each_member(weights, budget_unit
     found = rocket.share(layer.problem, "q")
     found += dictionary.share(
         layer.problem,
-        FactorizerSettings(),
-        ratios=(0.3,),
-        shapes=(1.0,),
+        dictionary.Search(
+            settings=FactorizerSettings(),
+            ratios=(0.3,),
+            shapes=(1.0,),
+            stored_itemsize=2,
+            budget_itemsize=rocket.budget_itemsize,
+        ),
         dictionary_owner="q",
-        stored_itemsize=2,
-        budget_itemsize=rocket.budget_itemsize,
     )
     assert {candidate.kind for candidate in found} == {"low_rank", "factored"}
     for shared in found:

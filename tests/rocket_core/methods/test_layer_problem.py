@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from rocket_core.config import CompressionConfig
-from rocket_core.methods import method_for, output_errors, output_weights
+from rocket_core.linalg.least_squares import output_errors
+from rocket_core.methods import method_for, output_weights
 from tests.reference.problems import example
 
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from rocket_core.allocation import allocate
+from rocket_core.allocation.allocator import allocate
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import CompressionConfig
 from rocket_core.layers import approximation, layer_tensors

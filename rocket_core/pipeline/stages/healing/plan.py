@@ -11,8 +11,7 @@ from rocket_core.calibration.inputs import DecoderText
 from rocket_core.checkpoint import open_checkpoint
 from rocket_core.config import CalibrationConfig, HealingConfig
 from rocket_core.errors import EmptyCalibrationError
-from rocket_core.estimates.healing_duration import MOST_HELD_OUT, HealingWork, held_out_windows
-from rocket_core.estimates.healing_footprint import HealingSizes
+from rocket_core.estimates.healing import MOST_HELD_OUT, HealingSizes, HealingWork, held_out_windows
 from rocket_core.evaluation import ModelFolder
 from rocket_core.evaluation.windows import batch_size
 from rocket_core.healing import HealingText, Schedule

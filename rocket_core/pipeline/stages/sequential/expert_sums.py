@@ -3,7 +3,7 @@
 Hidden states of the compressed model differ, and its routers may send a token elsewhere. An expert is compressed for
 the tokens that the dense model sends to it, which are the same rows in both streams; where routers scale what experts
 read (Llama 4), by the scores of the dense model. As in the statistics of experts
-(`rocket_core.calibration.expert_grams`), as many tokens of the block's average are added as its covariance has
+(`rocket_core.calibration.experts`), as many tokens of the block's average are added as its covariance has
 effective ranks, in the dense model.
 
 All experts are summed up in the same pass over the calibration windows, as far as there is memory for their sums: first
@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rocket_core.calibration.expert_grams import SAMPLE_TOKENS, effective_rank, find_experts
+from rocket_core.calibration.experts import SAMPLE_TOKENS, effective_rank, find_experts
 from rocket_core.experts import Expert, UnfusedExperts, following_router
 from rocket_core.pipeline.stages.sequential.block_side import BlockSide
 from rocket_core.pipeline.stages.sequential.cross_sums import CrossSums

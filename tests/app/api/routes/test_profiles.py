@@ -7,7 +7,7 @@ from sqlalchemy import inspect, select, update
 from app.services import predictor_cache
 from app.shared.models import Job, Profile
 from app.shared.repositories import outputs
-from rocket_core.allocation import allocate, chosen
+from rocket_core.allocation.allocator import allocate, chosen
 from tests.app.api.conftest import BODY
 
 pytestmark = pytest.mark.databases("sqlite", soak=("postgres",))

@@ -7,7 +7,7 @@ from rocket_core.errors import AlreadyQuantizedError
 from rocket_core.hub.requests import check_request, read_weights
 from rocket_core.inspection.checks.coded_weights import Scheme, find_coded
 from rocket_core.inspection.files.safetensors_headers import FLOAT_DTYPES, TensorHeader
-from rocket_core.inspection.headers.weight_summary import sum_summaries, summarize
+from rocket_core.inspection.headers.weight_summary import summarize, summarize_files
 from rocket_core.pipeline import compress
 from tests.reference.coded_models import SCHEMES, save_coded
 from tests.reference.tiny_mixtures import MIXTURES, save_tiny_mixture
@@ -40,7 +40,7 @@ def test_a_stripped_artifact_of_rocket_is_recognised(tmp_path):
 def test_scales_in_another_file_are_found(part):
     files = [[header("model.layers.0.experts.down_proj", shape=(4, 8, 8))]]
     files.append([header(f"model.layers.0.experts.down_proj{part}", shape=(4, 1, 1))])
-    found = find_coded(sum_summaries(map(summarize, files)))
+    found = find_coded(summarize_files(files))
     assert found is not None
     assert found.key.endswith(part)
 

@@ -32,7 +32,7 @@ from rocket_core.inspection.checks.preconditions import (
 from rocket_core.inspection.files.safetensors_headers import local_weight_files, read_header
 from rocket_core.inspection.headers.layer_names import PREFIXES
 from rocket_core.inspection.headers.model_fields import check_sizes, input_kind
-from rocket_core.inspection.headers.weight_summary import WeightSummary, sum_summaries, summarize
+from rocket_core.inspection.headers.weight_summary import WeightSummary, summarize_files
 from rocket_core.models.architecture import build_architecture, ignored_layers, read_config
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.sizes.target import ByBits, ByRatio
@@ -97,7 +97,7 @@ def verdict(judge, *arguments):
 def inspect(folder, ratio):
     check_config(parse_config((folder / "config.json").read_bytes(), "m"), "m")
     files = local_weight_files(folder, "m")
-    weights = sum_summaries(summarize(read_header(file, file.name)) for file in files)
+    weights = summarize_files(read_header(file, file.name) for file in files)
     check_weights(weights, "m")
     check_any_selection(weights, ByRatio(ratio=ratio))
 
@@ -286,7 +286,7 @@ def test_families_with_custom_code_are_not_in_transformers():
 
 def described(folder):
     files = local_weight_files(folder, "m")
-    weights = sum_summaries(summarize(read_header(file, file.name)) for file in files)
+    weights = summarize_files(read_header(file, file.name) for file in files)
     return parse_config((folder / "config.json").read_bytes(), "m"), weights
 
 

@@ -12,7 +12,7 @@ from rocket_core.errors import AlreadyQuantizedError, CheckpointFormatError, Cor
 from rocket_core.inspection.files import safetensors_headers
 from rocket_core.inspection.files.safetensors_headers import FLOAT_DTYPES, header_length, parse_header, weight_files
 from rocket_core.inspection.headers import weight_summary
-from rocket_core.inspection.headers.weight_summary import WeightSummary, storage_dtype, sum_summaries, summarize
+from rocket_core.inspection.headers.weight_summary import WeightSummary, storage_dtype, summarize, summarize_files
 from tests.reference.safetensors_files import ITEM_BITS, header_of, safetensors_bytes
 
 
@@ -138,9 +138,9 @@ def test_empty_tensors_do_not_count():
 
 def test_the_tensor_limit_applies_to_all_files_together(monkeypatch):
     monkeypatch.setattr(weight_summary, "MAX_TENSORS", 3)
-    summary = summarize(parse(*header_of({"a": ("U8", (1,)), "b": ("U8", (1,))})))
+    file = parse(*header_of({"a": ("U8", (1,)), "b": ("U8", (1,))}))
     with pytest.raises(CheckpointFormatError, match="org/m has more than 3 tensors"):
-        sum_summaries([summary, summary], "org/m")
+        summarize_files([file, file], "org/m")
 
 
 def test_too_many_tensors_are_refused(monkeypatch):
@@ -167,10 +167,11 @@ def test_only_matrices_inside_numbered_blocks_count_as_layers():
         "layer1.w": ("I8", (4, 6)),
     }
     raw, size = header_of(tensors)
-    summary = summarize(parse(raw, size))
+    file = parse(raw, size)
+    summary = summarize(file)
     assert dict(summary.block_shapes) == {(4, 6): 2}
     assert dict(summary.dtype_bytes) == {"F32": 4 * (36 + 24 + 24 + 12), "I8": 24}
-    assert sum_summaries([summary, summary]).dtype_bytes["F32"] == 2 * 384
+    assert summarize_files([file, file]).dtype_bytes["F32"] == 2 * 384
 
 
 @pytest.mark.parametrize("sizes", [{}, {"I8": 2, "F32": 1}, {"F8_E4M3": 5, "BF16": 4}, {"F4": 1}])

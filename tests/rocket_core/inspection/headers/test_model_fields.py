@@ -13,7 +13,7 @@ from rocket_core.errors import UnsupportedArchitectureError
 from rocket_core.inspection.checks.preconditions import check_config, parse_config
 from rocket_core.inspection.files.safetensors_headers import local_weight_files, parse_header, read_header
 from rocket_core.inspection.headers.model_fields import check_fields, check_sizes, find_number, longer_side
-from rocket_core.inspection.headers.weight_summary import WeightSummary, sum_summaries, summarize
+from rocket_core.inspection.headers.weight_summary import WeightSummary, summarize, summarize_files
 from tests.reference.hostile_files import HUGE, LLAMA
 from tests.reference.safetensors_files import llama_tensors, safetensors_bytes
 
@@ -77,7 +77,7 @@ REAL = {
 
 
 def weights_of(folder):
-    return sum_summaries(summarize(read_header(file, file.name)) for file in local_weight_files(folder, "m"))
+    return summarize_files(read_header(file, file.name) for file in local_weight_files(folder, "m"))
 
 
 @pytest.fixture(scope="module")

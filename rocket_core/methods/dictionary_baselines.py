@@ -1,4 +1,4 @@
-"""`cospadi`: a learned dictionary for every layer, at the same ratio; suitable for small models."""
+"""`svd-llm` and `cospadi`: low-rank factors and learned dictionaries, every layer at the same ratio."""
 
 import torch
 
@@ -13,6 +13,26 @@ from rocket_core.sizes import budget
 _RANK_NNZ_RATIO = 2.0
 # Five more iterations lower the error by only another hundredth.
 _ITERATIONS = 10
+
+
+class SvdLlm(Method):
+    """Low-rank factors of least output error.
+
+    References:
+        Wang et al., "SVD-LLM: Truncation-aware singular value decomposition", 2025.
+    """
+
+    uniform = True
+
+    def profile(self, problem: LayerProblem) -> list[Candidate]:
+        """Return one candidate, with the largest rank within the ratio."""
+        return dictionary.profile(problem, dictionary.search_of(self, FactorizerSettings(), (1.0,)))
+
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
+        """Truncate the decomposition at the candidate's rank."""
+        assert candidate.rank is not None
+        assert candidate.nnz is not None
+        return dictionary.compress(problem, FactorizerSettings(), candidate.rank, candidate.nnz)
 
 
 class Cospadi(Method):

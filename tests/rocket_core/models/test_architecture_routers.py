@@ -1,7 +1,7 @@
 import pytest
 from torch import nn
 
-from rocket_core.models.routers import routing_layers
+from rocket_core.models.architecture import routing_layers
 
 
 class Called(nn.ModuleDict):

@@ -1,19 +1,22 @@
-"""`rtn`: rounds every weight to the nearest integer code, every layer in one format."""
+"""`rtn` and `gptq`: rounding of every layer in one format, as others do it."""
 
 import torch
 
 from rocket_core.candidates import Candidate
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, search_scales
-from rocket_core.linalg.rounding import round_to_nearest
+from rocket_core.linalg.least_squares import output_errors
+from rocket_core.linalg.rounding import RoundingGram, gptq, round_to_nearest
 from rocket_core.methods.base import Method
-from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
 from rocket_core.methods.quantized import candidate_of
 from rocket_core.sizes.code_format import CodeFormat
 from rocket_core.sizes.target import ByFormat
 
+_GPTQ_DAMPING = 0.01
+
 
 class Rtn(Method):
-    """Rounding to nearest, without calibration.
+    """Rounds every weight to the nearest integer code, without calibration.
 
     Each scale is a positive float16 number that minimises the squared error of the group's weights.
 
@@ -41,8 +44,8 @@ class Rtn(Method):
             candidate_of(
                 problem,
                 code_format,
-                reconstruction_error=(error / energy) ** 0.5 if energy > 0 else 0.0,
-                weight_error=(distance / length) ** 0.5 if length > 0 else 0.0,
+                reconstruction_error=relative_error(error, energy),
+                weight_error=relative_error(distance, length),
                 loss=None,
             )
         ]
@@ -63,3 +66,22 @@ class Rtn(Method):
         """Return the scale of each group and output."""
         weight = problem.weight.to(problem.precision)
         return search_scales(weight, torch.ones_like(weight[:, 0]), code_format, positive=True)
+
+
+class Gptq(Rtn):
+    """GPTQ as it is used: activation order, static groups, scales of `rtn`, and a damping of 0.01.
+
+    References:
+        Frantar et al., "GPTQ: accurate post-training quantization for generative pre-trained transformers", 2022.
+    """
+
+    def rounded(self, problem: LayerProblem, code_format: CodeFormat) -> RoundedWeight:
+        """Return the codes and scales of a layer."""
+        gram = problem.statistics.gram
+        assert gram is not None, "calibration was asked for the Gram matrix of the input"
+        weight = problem.weight.to(problem.precision)
+        return gptq(
+            weight,
+            RoundingGram.of(gram.to(problem.precision), damping=_GPTQ_DAMPING),
+            self.scales(problem, code_format),
+        )

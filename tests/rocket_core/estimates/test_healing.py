@@ -7,7 +7,7 @@ import torch
 
 from rocket_core.config import compression_config
 from rocket_core.estimates.footprint import describe_model
-from rocket_core.estimates.healing_duration import HealingWork, healing_operations
+from rocket_core.estimates.healing import HealingWork, healing_operations
 from rocket_core.evaluation import open_model
 from rocket_core.inspection.files.safetensors_headers import read_header
 from rocket_core.inspection.headers.weight_summary import summarize

@@ -1,6 +1,6 @@
 import torch
 
-from rocket_core.calibration.expert_sensitivities import with_another_token
+from rocket_core.calibration.experts import with_another_token
 
 MODULE = "model.layers.0.mlp.experts"
 

@@ -1,4 +1,6 @@
-"""Statistics of experts: those of the tokens routed to an expert, shrunk towards those of all tokens of its block.
+"""Statistics and sensitivities of experts, to which few or none of the tokens of a text may be routed.
+
+Statistics are those of the tokens routed to an expert, shrunk towards those of all tokens of its block.
 
 An expert of a mixture sees a part of the calibration tokens, often few, sometimes none. The covariance C of what a
 layer reads, estimated from n tokens, has a relative squared error of about r / n, r = tr(C)² / ‖C‖² being its effective
@@ -7,8 +9,10 @@ the expert's own estimate: as much to either where r tokens were seen and the er
 itself. In sums: r tokens of the block's average are added to those of the expert.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import functools
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rocket_core.calibration.grams import InputGroup
-from rocket_core.experts import Expert, UnfusedExperts
+from rocket_core.experts import Expert, UnfusedExperts, is_expert_name
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.models.architecture import oriented_weight
 
@@ -58,15 +62,10 @@ class ExpertInputs:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Collect what enters the experts while the context is active."""
-        handles = [
-            module.register_forward_pre_hook(lambda module, args, name=name: self._add(name, module, args))
-            for name, module in self.experts.items()
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, module in self.experts.items():
+                hooks.enter_context(module.register_forward_pre_hook(functools.partial(self._add, name)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def shrunk(
         self, statistics: Mapping[str, GramStatistics], groups: Sequence[InputGroup]
@@ -125,7 +124,9 @@ class ExpertInputs:
         if not group.from_output:
             first = shrink_to_block(own[group.layers[0]], covariance, None)
             return dict.fromkeys(group.layers, first)
-        weights = {name: oriented_weight(_layer(expert, name)).double() for name in group.layers}
+        weights = {
+            name: oriented_weight(expert.get_submodule(name.rpartition(".")[2])).double() for name in group.layers
+        }
         return {name: shrink_to_block(own[name], covariance, weights[name]) for name in group.layers}
 
 
@@ -173,5 +174,30 @@ def effective_rank(covariance: Float[Tensor, "d d"]) -> float:
     return float(covariance.trace()) ** 2 / norm if norm > 0 else 0.0
 
 
-def _layer(expert: Expert, name: str) -> nn.Module:
-    return expert.get_submodule(name.rpartition(".")[2])
+def with_another_token(
+    diagonals: Mapping[str, Float[Tensor, " d_out"]], modules: Collection[str], tokens: int
+) -> dict[str, Float[Tensor, " d_out"]]:
+    """Return Fisher diagonals of a block's layers as if one more token had been routed to each expert.
+
+    An expert's diagonal is the sum of squared gradients over the tokens routed to it, divided by all tokens; without
+    any it is zero, and nothing would be lost by removing the expert. Another text will use it. So the gradients of an
+    average token are added: f + sum f' / tokens, the sum being over the experts' layers of the same kind.
+
+    Args:
+        diagonals: diagonal of each layer.
+        modules: names of the modules of experts in the model.
+        tokens: tokens of the text.
+
+    Returns:
+        The diagonals of all layers; those of other layers are unchanged.
+    """
+    siblings: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in diagonals:
+        if is_expert_name(name, modules):
+            expert, _, projection = name.rpartition(".")
+            siblings[expert.rpartition(".")[0], projection].append(name)
+    smoothed = dict(diagonals)
+    for names in siblings.values():
+        average = sum((diagonals[name] for name in names[1:]), diagonals[names[0]]) / tokens
+        smoothed |= {name: diagonals[name] + average for name in names}
+    return smoothed

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from rocket_core.calibration.expert_grams import ExpertInputs, effective_rank, find_experts, shrink_to_block
+from rocket_core.calibration.experts import ExpertInputs, effective_rank, find_experts, shrink_to_block
 from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups
 from rocket_core.experts import unfuse, visiting
 from rocket_core.linalg.whitening import GramStatistics

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.layers.code_packing import pack_integers, unpack_integers, unpack_rows
+from rocket_core.layers.packing import pack_integers, unpack_integers, unpack_rows
 from rocket_core.sizes.budget import packed_bytes
 
 BITS = range(2, 9)
