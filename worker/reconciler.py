@@ -163,7 +163,7 @@ class Reconciler:
                 return
             _log.info("deleted %d uploaded models that were abandoned, or unused for long", len(deleted))
             self._remove(self._artifacts, [key for model in deleted for key in model.storage_keys])
-            self._remove(self._work, [model.work_key for model in deleted])
+            self._remove(self._work, [model.work_key for model in deleted if model.work_key is not None])
 
     def _expire(self) -> list[str]:
         with self._database.transaction() as session:

@@ -1,5 +1,6 @@
 """The dependencies of service functions."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,8 +8,12 @@ from app.services.admission import Admission
 from app.services.model_headers import ModelHeaders
 from app.services.predictor_cache import PredictorCache
 from app.shared.database import Database
+from app.shared.errors import StorageError
+from app.shared.repositories.removed import Removed
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders, open_store
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +39,16 @@ class Context:
     admission: Admission
     predictors: PredictorCache
     on_queued: Callable[[], None]
+
+    def remove(self, removed: Removed) -> None:
+        """Remove files that no row refers to any more; call it after the commit. A sweep finds what is left of them."""
+        try:
+            for key in removed.storage_keys:
+                self.artifacts.remove(key)
+            if removed.work_key is not None:
+                self.work.remove(removed.work_key)
+        except StorageError as error:
+            _log.warning("cannot remove files that are no longer used; the reconciler will: %s", error)
 
 
 def open_context(settings: Settings, on_queued: Callable[[], None] = lambda: None) -> Context:

@@ -1,7 +1,6 @@
 """Models of tenants: announced, judged by their headers, and received in pieces."""
 
 import base64
-import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ from app.shared.errors import (
     ModelConflictError,
     OverQuotaError,
     QuotaExceededError,
-    StorageError,
 )
 from app.shared.models import ModelFile, ModelPiece, UploadedModel
 from app.shared.repositories import audit, models, tenants
 from app.shared.repositories.audit import Action, Actor
-from app.shared.repositories.models import NewPiece, RemovedModel
+from app.shared.repositories.removed import Removed
 from app.shared.requests import UPLOAD, JobRequest
 from app.shared.resource_requests import ModelUploadRequest
 from rocket_core.errors import RocketError
@@ -30,7 +28,6 @@ from rocket_core.inspection.files.safetensors_headers import PREFIX_BYTES, heade
 
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,22 +212,22 @@ def save_piece(
                 if earlier.sha256 != stored.sha256:
                     raise ModelConflictError("other bytes have arrived here before; delete the model and start again")
                 return file
-            piece = NewPiece(
+            piece = ModelPiece(
+                model_id=model.id,
                 path=path,
                 start=span.start,
                 size=stored.size,
                 storage_key=stored.key,
                 sha256=stored.sha256,
-                head=head,
             )
-            file = models.save_piece(session, model, piece)
+            file = models.save_piece(session, model, piece, head=head)
             if model.phase == "ready":
                 audit.record(session, actor, Action.MODEL_COMPLETE, subject=model.id, detail={"size": model.size})
         is_kept = True
         return file
     finally:
         if not is_kept:
-            _remove(context, [stored.key])
+            context.remove(Removed(storage_keys=(stored.key,)))
 
 
 def check_headers(context: Context, actor: Actor, name: str) -> UploadState:
@@ -272,7 +269,7 @@ def delete_model(context: Context, actor: Actor, name: str) -> None:
         subject = models.get_model(session, actor.tenant, name).id
         removed = models.delete_model(session, actor.tenant, name)
         audit.record(session, actor, Action.MODEL_DELETE, subject=subject)
-    _forget(context, removed)
+    context.remove(removed)
 
 
 def _refuse(context: Context, actor: Actor, model: UploadedModel, code: str) -> None:
@@ -281,7 +278,7 @@ def _refuse(context: Context, actor: Actor, model: UploadedModel, code: str) -> 
             return
         removed = models.delete_model(session, actor.tenant, model.name)
         audit.record(session, actor, Action.MODEL_REFUSE, subject=model.id, outcome="failure", detail={"code": code})
-    _forget(context, removed)
+    context.remove(removed)
 
 
 def _find_target(
@@ -332,20 +329,3 @@ def _peek(chunks: Iterable[bytes]) -> tuple[bytes, Iterator[bytes]]:
 
 def _state(session: Session, model: UploadedModel) -> UploadState:
     return UploadState(model=model, files=models.list_files(session, model.id))
-
-
-def _forget(context: Context, removed: RemovedModel) -> None:
-    _remove(context, removed.storage_keys)
-    try:
-        context.work.remove(removed.work_key)
-    except StorageError as error:
-        _log.warning("cannot remove the headers of a model; the reconciler will: %s", error)
-
-
-def _remove(context: Context, keys: Iterable[str]) -> None:
-    # Nothing refers to them any more; leftover files are swept later.
-    try:
-        for key in keys:
-            context.artifacts.remove(key)
-    except StorageError as error:
-        _log.warning("cannot remove pieces of a model; the reconciler will: %s", error)

@@ -1,7 +1,6 @@
 """Calibration files of tenants: checked while they arrive, stored by content."""
 
 import json
-import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -10,10 +9,11 @@ from sqlalchemy.orm import Session
 from app.services import quotas
 from app.services.context import Context
 from app.shared import catalog
-from app.shared.errors import QuotaExceededError, StorageError
+from app.shared.errors import QuotaExceededError
 from app.shared.models import Upload
 from app.shared.repositories import audit, tenants, uploads
 from app.shared.repositories.audit import Action, Actor
+from app.shared.repositories.removed import Removed
 from app.shared.repositories.uploads import NewUpload
 from app.shared.requests import UPLOAD
 from rocket_core.errors import CalibrationError, EmptyCalibrationError
@@ -24,7 +24,6 @@ _MAX_LINE_BYTES = 2**20 * 8
 # interpreter's lock, several hundred times slower than text.
 _MAX_STRUCTURE = 2**18
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_log = logging.getLogger(__name__)
 
 
 class DocumentCheck:
@@ -154,7 +153,7 @@ def save_upload(
         return upload, is_new
     finally:
         if not is_kept:
-            _remove(context, stored.key)
+            context.remove(Removed(storage_keys=(stored.key,)))
 
 
 def _check_room(context: Context, session: Session, owner: str, size: int) -> None:
@@ -197,7 +196,7 @@ def delete_upload(context: Context, actor: Actor, upload_id: str) -> None:
     with context.database.transaction() as session:
         key = uploads.delete_upload(session, actor.tenant, upload_id)
         audit.record(session, actor, Action.UPLOAD_DELETE, subject=upload_id)
-    _remove(context, key)
+    context.remove(Removed(storage_keys=(key,)))
 
 
 def check_dataset(context: Context, owner: str, dataset: str) -> None:
@@ -208,11 +207,3 @@ def check_dataset(context: Context, owner: str, dataset: str) -> None:
     """
     if dataset.startswith(UPLOAD):
         get_upload(context, owner, dataset.removeprefix(UPLOAD))
-
-
-def _remove(context: Context, key: str) -> None:
-    # Nothing refers to it any more; leftover files are swept later.
-    try:
-        context.artifacts.remove(key)
-    except StorageError as error:
-        _log.warning("cannot remove an uploaded file; the reconciler will: %s", error)
