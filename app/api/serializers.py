@@ -55,7 +55,7 @@ View = TypeVar("View", bound=FrozenModel)
 
 # Members of a request whose current value is a column of the job.
 _OF_THE_ROW = frozenset({"queue", "source_job_id", "on_source"})
-# Of work with a result that is no artifact.
+# Views of work whose result is a report and not an artifact.
 _WORK_VIEWS: Mapping[str, type[EvaluationView | PushView]] = {"evaluation": EvaluationView, "push": PushView}
 
 

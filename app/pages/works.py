@@ -27,7 +27,7 @@ from rocket_core.sizes.token_counts import parse_tokens
 router = APIRouter(include_in_schema=False)
 
 _JOB = f"{PAGES}/jobs/{{job_id}}"
-# Where the page of the earlier job shows what was submitted; other work is shown by the page of its own job.
+# Where the page of the earlier job shows what was submitted; for other work it is the page of the new job.
 _SECTIONS = {"export": "exports", "push": "push"}
 
 

@@ -117,7 +117,7 @@ def _needed_export(body: WorkRequest, original: JobRequest, made: Sequence[Expor
 
 
 def _check(context: Context, body: WorkRequest, source: Source, config: Artifact | None) -> None:
-    """Raise an error where a kind of work is known to be impossible, for reasons of its own."""
+    """Raise an error if this work is known to be impossible, for a reason that other kinds of work do not have."""
     match body:
         case EvaluationRequest():
             settings, model = read_settings(context, config), source.job.request["model_id"]
