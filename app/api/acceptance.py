@@ -63,7 +63,7 @@ TokenlessSubmissionDep = Annotated[TokenlessSubmission, Depends()]
 
 
 def creates_job(*statuses: int) -> dict[str, Any]:
-    """Return the settings of an endpoint that creates a job; the statuses are those that not every such endpoint has."""
+    """Return the settings of an endpoint that creates a job, given the statuses that not every such endpoint has."""
     replayed = {"model": JobView, "description": "The job created by an earlier request with the same key"}
     return {
         "status_code": status.HTTP_202_ACCEPTED,
