@@ -20,16 +20,14 @@ from app.api.routes import (
     artifacts,
     calibrations,
     estimates,
-    evaluations,
     events,
-    exports,
     health,
     jobs,
     metrics,
     models,
     profiles,
-    pushes,
     webhooks,
+    works,
 )
 from app.api.streams import Streams
 from app.api.tenant_shares import SharedThreads
@@ -38,8 +36,8 @@ from app.pages import api_browser, api_keys, compare, downloads, new_job, sign_i
 from app.pages import jobs as pages_of_jobs
 from app.pages import models as pages_of_models
 from app.pages import profiles as pages_of_profiles
-from app.pages import pushes as pages_of_pushes
 from app.pages import webhooks as pages_of_webhooks
+from app.pages import works as pages_of_works
 from app.pages.forms import CSRF
 from app.pages.rendering import problem_page
 from app.services.admission import template_kept
@@ -105,15 +103,14 @@ def create_app(
     app.state.upload_receiver = UploadReceiver(settings)
     app.state.sign_in_failures = FailureBudget()
     app.include_router(health.router)
-    results = (artifacts, evaluations, exports, pushes)
-    for part in (jobs, events, *results, profiles, estimates, calibrations, models, webhooks, metrics):
+    for part in (jobs, events, artifacts, works, profiles, estimates, calibrations, models, webhooks, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))
     app.state.problem_page = problem_page
     # For the pages: a session counts below their path only, and with the token that their forms have.
     for part in (calibrations, models):
         app.include_router(part.router, prefix=PAGES, dependencies=[CSRF], include_in_schema=False)
     pages = (pages_of_jobs, downloads, new_job, pages_of_profiles, pages_of_models, compare)
-    for page in (*pages, pages_of_pushes, pages_of_webhooks, api_keys, api_browser, sign_in):
+    for page in (*pages, pages_of_works, pages_of_webhooks, api_keys, api_browser, sign_in):
         app.include_router(page.router)
     app.mount(STATIC, StaticFiles(packages=[("app.pages", "static"), ("rocket_core.report", "static")]))
     # Middleware added last sees a request first.

@@ -155,7 +155,7 @@ class Reconciler:
         for deleted in self._batches(partial(models.delete_old, unfinished=unfinished, retention=retention)):
             _log.info("deleted %d uploaded models that were abandoned, or unused for long", len(deleted))
             self._remove(self._artifacts, [key for model in deleted for key in model.storage_keys])
-            self._remove(self._work, [model.work_key for model in deleted])
+            self._remove(self._work, [model.work_key for model in deleted if model.work_key is not None])
 
     def _batches(self, delete: Callable[[Session], Deleted]) -> Iterator[Deleted]:
         """Delete rows, one transaction at a time, and yield what each has deleted, until nothing is left."""

@@ -1,11 +1,13 @@
 """Response models of the endpoints: jobs, profiles, files and their parts, as clients see them."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
 from app.shared.lifecycle import Status
 from app.shared.outcomes import JobError, JobResult
 from app.shared.requests import CalibrationRequest, EvaluationRequest, JobKind, JobOptions, PushTarget, Queue
+from app.shared.works import WorkKind
 from rocket_client import models as contract
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import Objective
@@ -199,6 +201,10 @@ class PushList(_List):
 
     data: list[PushView]
     """the pushes, newest first."""
+
+
+WORK_LISTS: Mapping[WorkKind, type[_List]] = {"evaluation": EvaluationList, "export": ExportList, "push": PushList}
+"""The answers of the endpoints that list work on a job's result."""
 
 
 class ArtifactView(contract.Artifact, extra="forbid"):

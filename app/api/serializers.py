@@ -1,7 +1,7 @@
 """Conversion of database rows to the views that clients see."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.api.resources import (
     AllocationView,
@@ -30,7 +30,6 @@ from app.services.context import Context
 from app.services.models import UploadState
 from app.services.outputs import Layer
 from app.services.profiles import Predicted
-from app.shared.lifecycle import Status
 from app.shared.models import (
     Artifact,
     Job,
@@ -43,34 +42,34 @@ from app.shared.models import (
     Webhook,
     WebhookDelivery,
 )
-from app.shared.outcomes import JobError, JobResult
-from app.shared.repositories.evaluations import Evaluation
-from app.shared.repositories.pushes import Push
-from app.shared.requests import UPLOAD, CalibrationRequest, JobOptions, JobRequest, Queue
+from app.shared.repositories.works import WorkOnJob
+from app.shared.requests import UPLOAD, JobRequest
 from app.shared.settings import Settings
-from rocket_core.candidates import LayerProfile
+from app.shared.works import WORKS
+from rocket_core.schema import FrozenModel
 
 if TYPE_CHECKING:
     from rocket_core.allocation.predictor import Predictor
 
+View = TypeVar("View", bound=FrozenModel)
+
 # Members of a request whose current value is a column of the job.
 _OF_THE_ROW = frozenset({"queue", "source_job_id", "on_source"})
+# Views of work whose result is a report and not an artifact.
+_WORK_VIEWS: Mapping[str, type[EvaluationView | PushView]] = {"evaluation": EvaluationView, "push": PushView}
+
+
+def _view(kind: type[View], row: object, /, **members: object) -> View:
+    """Return a view of an object: members that are not given are its attributes of the same names."""
+    found = {name: getattr(row, name) for name in kind.model_fields if name not in members and hasattr(row, name)}
+    return kind(**found, **members)
 
 
 def profile_view(profile: Profile) -> ProfileView:
     """Return a profile's view."""
     path = f"/profiles/{profile.id}"
-    return ProfileView(
-        id=profile.id,
-        model_id=profile.model_id,
-        calibration=CalibrationRequest.model_validate(profile.calibration),
-        options=JobOptions.model_validate(profile.options),
-        layers=profile.layer_count,
-        reachable_ratio=profile.reachable_ratio,
-        created_at=profile.created_at,
-        used_at=profile.used_at,
-        links={"self": path, "frontier": f"{path}/frontier", "allocations": f"{path}/allocations"},
-    )
+    links = {"self": path, "frontier": f"{path}/frontier", "allocations": f"{path}/allocations"}
+    return _view(ProfileView, profile, layers=profile.layer_count, links=links)
 
 
 def frontier_view(predictor: "Predictor", points: list[dict[str, Any]]) -> Frontier:
@@ -103,14 +102,7 @@ def allocation_view(predicted: Predicted) -> AllocationView:
 
 def upload_view(upload: Upload) -> CalibrationView:
     """Return an upload's view."""
-    return CalibrationView(
-        id=UPLOAD + upload.id,
-        name=upload.name,
-        size=upload.size,
-        documents=upload.documents,
-        sha256=upload.sha256,
-        created_at=upload.created_at,
-    )
+    return _view(CalibrationView, upload, id=UPLOAD + upload.id)
 
 
 def named_model_view(model: UploadedModel) -> NamedModelView:
@@ -122,45 +114,35 @@ def named_model_view(model: UploadedModel) -> NamedModelView:
 def model_upload_view(upload: UploadState, settings: Settings) -> ModelUploadView:
     """Return the view of a model's upload."""
     model = upload.model
-    return ModelUploadView(
+    return _view(
+        ModelUploadView,
+        model,
         id=UPLOAD + model.name,
         status=model.phase,
-        size=model.size,
         received=sum(file.received for file in upload.files),
-        parameters=model.parameters,
         piece_bytes=settings.max_upload_bytes,
-        created_at=model.created_at,
         files=tuple(map(received_file_view, upload.files)),
     )
 
 
 def received_file_view(file: ModelFile) -> ReceivedFileView:
     """Return the view of a model's file."""
-    return ReceivedFileView(path=file.path, size=file.size, received=file.received)
+    return _view(ReceivedFileView, file)
 
 
 def uploaded_file_view(file: ModelFile, pieces: Sequence[ModelPiece]) -> UploadedFileView:
     """Return the view of a model's file with its pieces."""
-    arrived = tuple(UploadedPieceView(size=piece.size, sha256=piece.sha256) for piece in pieces)
-    return UploadedFileView(**received_file_view(file).model_dump(), pieces=arrived)
+    return _view(UploadedFileView, file, pieces=tuple(_view(UploadedPieceView, piece) for piece in pieces))
 
 
 def webhook_view(hook: Webhook) -> WebhookView:
     """Return a webhook's view, without its secret."""
-    return WebhookView(id=hook.id, url=hook.url, events=tuple(hook.events.split()), created_at=hook.created_at)
+    return _view(WebhookView, hook, events=tuple(hook.events.split()))
 
 
 def delivery_view(delivery: WebhookDelivery) -> DeliveryView:
     """Return a delivery's view."""
-    return DeliveryView(
-        id=delivery.id,
-        event=delivery.event,
-        attempts=delivery.attempt,
-        created_at=delivery.created_at,
-        next_attempt_at=delivery.available_at,
-        delivered_at=delivery.delivered_at,
-        error=delivery.error,
-    )
+    return _view(DeliveryView, delivery, attempts=delivery.attempt, next_attempt_at=delivery.available_at)
 
 
 def current_view(context: Context, job: Job) -> JobView:
@@ -178,29 +160,13 @@ def job_view(job: Job) -> JobView:
     """Return a job's view, with the result that it ended with."""
     request = JobRequest.model_validate(job.request)
     path = job_path(job)
-    parts = ("events", "layers", "report", "artifacts", "evaluations", "exports", "pushes", "healings")
+    parts = ("events", "layers", "report", "artifacts", *(work.path for work in WORKS.values()))
     actions = ("cancel", "retry")
-    return JobView(
-        id=job.id,
+    return _view(
+        JobView,
+        job,
         kind=request.kind,
-        status=Status(job.status),
-        stage=job.stage,
-        progress=job.progress,
         **{name: getattr(request, name) for name in JobRequest.model_fields if name not in _OF_THE_ROW},
-        created_at=job.created_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
-        estimated_finish_at=job.estimated_finish_at,
-        expires_at=job.expires_at,
-        # Set even where the request named none.
-        queue=cast("Queue", job.queue),
-        warnings=job.warnings,
-        attempt=job.attempt,
-        retry_of=job.retry_of,
-        source_job_id=job.source_job_id,
-        profile_id=job.profile_id,
-        error=None if job.error is None else JobError.model_validate(job.error),
-        result=None if job.result is None else JobResult.model_validate(job.result),
         links={"self": path, **{part: f"{path}/{part}" for part in (*parts, *actions)}},
     )
 
@@ -212,30 +178,26 @@ def job_path(job: Job) -> str:
 
 def event_view(event: JobEvent) -> EventView:
     """Return an event's view."""
-    fields = {name: getattr(event, name) for name in EventView.model_fields if name != "id"}
-    return EventView(id=event.sequence, **fields)
+    return _view(EventView, event, id=event.sequence)
 
 
 def progress_view(job: Job) -> ProgressView:
     """Return the parts of a job that change while it runs."""
-    return ProgressView(**{name: getattr(job, name) for name in ProgressView.model_fields})
+    return _view(ProgressView, job)
 
 
 def layer_view(layer: Layer) -> LayerView:
     """Return a layer's view."""
-    return LayerView(**{name: getattr(layer.profile, name) for name in LayerProfile.model_fields}, chosen=layer.chosen)
+    return _view(LayerView, layer.profile, chosen=layer.chosen)
 
 
-def evaluation_view(evaluation: Evaluation) -> EvaluationView:
-    """Return an evaluation's view."""
-    return EvaluationView(job=job_view(evaluation.job), report=evaluation.report)
-
-
-def push_view(push: Push) -> PushView:
-    """Return a push's view."""
-    return PushView(job=job_view(push.job), report=push.report)
+def work_view(work: WorkOnJob) -> JobView | EvaluationView | PushView:
+    """Return the view of work on a job's result."""
+    job = job_view(work.job)
+    view = _WORK_VIEWS.get(job.kind)
+    return job if view is None else view.model_validate({"job": job, "report": work.report})
 
 
 def artifact_view(artifact: Artifact) -> ArtifactView:
     """Return an artifact's view."""
-    return ArtifactView(**{name: getattr(artifact, name) for name in ArtifactView.model_fields})
+    return _view(ArtifactView, artifact)

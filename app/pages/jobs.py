@@ -1,32 +1,29 @@
 """`/` and `/ui/jobs`: where a new user starts, and current and past jobs."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import ValidationError
 
-from app.api.dependencies import ActorDep, AdmissionDep, ContextDep, JobId, OwnerDep
+from app.api.dependencies import ActorDep, ContextDep, JobId, OwnerDep
 from app.api.ids import AfterJob
 from app.api.paths import HOME, PAGES
 from app.api.resources import JobView
-from app.api.serializers import current_view, current_views, evaluation_view, job_view
+from app.api.serializers import current_view, current_views, job_view
 from app.pages.figure_files import figure_file, figure_links
-from app.pages.forms import FORM, Fields, FieldsDep, InvalidFieldsError, idempotency_key, read_evaluation
+from app.pages.forms import FORM, FieldsDep
 from app.pages.frontier_figure import frontier_of
-from app.pages.pushes import push_section
 from app.pages.rendering import redirect, render
 from app.pages.stage_list import stage_list
-from app.services import evaluations, exports, jobs, outputs, profiles, pushes, uploads
+from app.pages.works import export_section, list_views, push_section
+from app.services import evaluations, jobs, outputs, profiles, uploads, works
 from app.services.context import Context
 from app.shared import catalog
-from app.shared.errors import InvalidRequestError, ProfileNotFoundError, ReportNotReadyError
+from app.shared.errors import ProfileNotFoundError, ReportNotReadyError
 from app.shared.lifecycle import Status
-from app.shared.repositories.audit import Actor
 from app.shared.repositories.jobs import JobFilter
-from app.shared.requests import SOURCE_EXPORT, ExportRequest, HealingRequest
+from app.shared.requests import SOURCE_EXPORT
 from rocket_core.config import DEFAULT_HEALING_TOKENS
 from rocket_core.report.cost_table import cost_comparison
 from rocket_core.report.figure import Figure
@@ -34,7 +31,6 @@ from rocket_core.report.figures import loss_curve, report_figures
 from rocket_core.report.formatting import count_text
 from rocket_core.report.layer_maps import running_map
 from rocket_core.report.schema import CompressionReport
-from rocket_core.sizes.token_counts import parse_tokens
 
 router = APIRouter(include_in_schema=False)
 
@@ -93,17 +89,16 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, actor: ActorD
         request,
         "job.html.j2",
         job=job,
-        measured=evaluations.find_evaluation(context, owner, job_id),
-        evaluations=list(map(evaluation_view, evaluations.list_evaluations(context, owner, job_id))),
+        done=works.find_report(context, owner, job_id),
+        evaluations=list_views(context, owner, job_id, "evaluation"),
         datasets=uploads.list_datasets(context, owner),
         report=report,
         headlined=with_quality(context, [(job_id, report)])[0],
         curve=_curve(context, owner, job, report),
         can_heal=any(file.name.startswith(f"{SOURCE_EXPORT}/") and file.storage_key for file in files),
         default_tokens=count_text(DEFAULT_HEALING_TOKENS),
-        **_exports(context, owner, job_id),
+        **export_section(context, owner, job_id),
         **push_section(context, actor, job_id),
-        pushed=pushes.find_push(context, owner, job_id),
         figures=() if report is None else report_figures(report),
         cost=None if report is None else cost_comparison(report),
         frontier=frontier,
@@ -188,42 +183,11 @@ def show_figure_data(job_id: JobId, name: str, context: ContextDep, owner: Owner
     return figure_file(name, [*figures, curve])
 
 
-@router.get(f"{_JOBS}/{{job_id}}/exports")
-def show_exports(request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep) -> Response:
-    """Show what became of a job's exports to other formats."""
-    job = job_view(jobs.get_job(context, owner, job_id))
-    return render(request, "job_exports.html.j2", job=job, **_exports(context, owner, job_id))
-
-
-@router.post(f"{_JOBS}/{{job_id}}/exports")
-async def export(
-    request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
-) -> Response:
-    """Create a job that writes the result of this one in another format, and show this one."""
-    return await threads.run(_export, request, context, actor, job_id, fields)
-
-
-@router.post(f"{_JOBS}/{{job_id}}/evaluations")
-async def evaluate(
-    request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
-) -> Response:
-    """Create a job that evaluates this one's result, and show it."""
-    return await threads.run(_evaluate, request, job_id, context, actor, fields)
-
-
 @router.post(f"{_JOBS}/{{job_id}}/cancel")
 def cancel(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
     """Cancel a job, and show it."""
     jobs.cancel_job(context, actor, job_id)
     return redirect(request, _JOBS if fields.get("from") == "list" else f"{_JOBS}/{job_id}")
-
-
-@router.post(f"{_JOBS}/{{job_id}}/heal")
-async def heal(
-    request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
-) -> Response:
-    """Create a job that heals the result of this one, and show it."""
-    return await threads.run(_heal, request, context, actor, job_id, fields)
 
 
 @router.post(f"{_JOBS}/{{job_id}}/retry", dependencies=[FORM])
@@ -247,35 +211,6 @@ def find_report(context: Context, owner: str, job_id: str) -> CompressionReport 
         return None
 
 
-def _heal(request: Request, context: Context, actor: Actor, job_id: str, fields: Fields) -> Response:
-    try:
-        wanted = HealingRequest(tokens=parse_tokens(fields.get("tokens", "")))
-    except ValueError:
-        raise InvalidRequestError(
-            "write how many tokens to train on, such as 500k or 2M, at most 1000G", param="tokens"
-        ) from None
-    job_request = jobs.healing_request(context, actor.tenant, job_id, wanted)
-    job = jobs.submit_job(context, actor, job_request, idempotency_key(fields, job_request)).job
-    return redirect(request, f"{_JOBS}/{job.id}")
-
-
-def _export(request: Request, context: Context, actor: Actor, job_id: str, fields: Fields) -> Response:
-    try:
-        wanted = ExportRequest.model_validate({"to": fields.get("to")})
-    except ValidationError:
-        raise InvalidRequestError("choose dense, gguf or compressed-tensors", param="to") from None
-    job_request = exports.export_request(context, actor.tenant, job_id, wanted)
-    jobs.submit_job(context, actor, job_request, idempotency_key(fields, job_request))
-    return redirect(request, f"{_JOBS}/{job_id}#exports")
-
-
-def _exports(context: Context, owner: str, job_id: str) -> dict[str, Any]:
-    made = [job_view(job) for job in exports.list_exports(context, owner, job_id)]
-    done = {job.export_to for job in made if not job.status.is_terminal or job.status == Status.SUCCEEDED}
-    offers = [offer for offer in exports.list_offers(context, owner, job_id) if offer.kind not in done]
-    return {"exports": made, "offers": offers, "form": secrets.token_urlsafe(16)}
-
-
 def _curve(context: Context, owner: str, job: JobView, report: CompressionReport | None) -> Figure | None:
     """Return the loss curve of a job that heals: that of its report, or what is known so far."""
     if job.options.heal_tokens is None:
@@ -283,16 +218,6 @@ def _curve(context: Context, owner: str, job: JobView, report: CompressionReport
     if report is not None and report.healing is not None:
         return loss_curve(report.healing.curve)
     return loss_curve(jobs.list_healing_points(context, owner, job.id))
-
-
-def _evaluate(request: Request, job_id: str, context: Context, actor: Actor, fields: Fields) -> Response:
-    try:
-        evaluation = read_evaluation(fields)
-    except InvalidFieldsError as error:
-        raise InvalidRequestError(str(error)) from None
-    job_request = evaluations.evaluation_request(context, actor.tenant, job_id, evaluation)
-    job = jobs.submit_job(context, actor, job_request, None).job
-    return redirect(request, f"{_JOBS}/{job.id}")
 
 
 def _list(

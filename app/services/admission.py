@@ -127,14 +127,14 @@ class Admission:
         self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None, *, is_estimate: bool
     ) -> Judged:
         if not request.reads_model:
-            # Reads an artifact alone, which was judged by its report (`app.services.exports`, `app.services.pushes`).
+            # Reads an artifact alone, which was judged by its report (`app.services.works`).
             return Judged()
         check_evaluation_tokens(limits, request.evaluate)
         for name in (*request.datasets, *request.local_tasks):
             if not name.startswith(UPLOAD):
                 find_dataset(self._settings, name)
         folder = self._find_folder(owner, request)
-        if request.kind == "evaluation":
+        if not request.reads_calibration:
             # The model was judged with the job whose artifact is evaluated.
             return Judged()
         check_calibration_tokens(limits, request.calibration)

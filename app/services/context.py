@@ -1,7 +1,7 @@
 """The dependencies of service functions."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.services.admission import Admission
@@ -9,6 +9,7 @@ from app.services.model_headers import ModelHeaders
 from app.services.predictor_cache import PredictorCache
 from app.shared.database import Database
 from app.shared.errors import StorageError
+from app.shared.repositories.removed import Removed
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders, open_store
 
@@ -39,15 +40,15 @@ class Context:
     predictors: PredictorCache
     on_queued: Callable[[], None]
 
-    def discard(self, storage_keys: Iterable[str], work_key: str | None = None) -> None:
-        """Remove files that nothing refers to any more; the reconciler removes what cannot be removed now."""
+    def remove(self, removed: Removed) -> None:
+        """Remove files that no row refers to any more; call it after the commit. A sweep finds what is left of them."""
         try:
-            for key in storage_keys:
+            for key in removed.storage_keys:
                 self.artifacts.remove(key)
-            if work_key is not None:
-                self.work.remove(work_key)
+            if removed.work_key is not None:
+                self.work.remove(removed.work_key)
         except StorageError as error:
-            _log.warning("cannot remove unused files; the reconciler will: %s", error)
+            _log.warning("cannot remove files that are no longer used; the reconciler will: %s", error)
 
 
 def open_context(settings: Settings, on_queued: Callable[[], None] = lambda: None) -> Context:

@@ -1,4 +1,4 @@
-"""The result of a finished job in other formats: what is possible, and the jobs that write it."""
+"""The result of a finished job in other formats: what is possible."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,10 @@ from typing import get_args
 from app.services.artifact_settings import find_settings, read_settings
 from app.services.context import Context
 from app.shared.errors import AppError, ConflictError
-from app.shared.models import Artifact, Job
-from app.shared.repositories import exports, jobs, sources
-from app.shared.requests import SOURCE_EXPORT, ExportRequest, JobRequest
+from app.shared.models import Artifact
+from app.shared.repositories import jobs, sources
+from app.shared.repositories.sources import Source
+from app.shared.requests import SOURCE_EXPORT
 from rocket_core.engines import ENGINES, Engine, LaterExport
 from rocket_core.errors import RocketError, UnsupportedExportError
 from rocket_core.exports.exact_layers import (
@@ -23,7 +24,6 @@ from rocket_core.exports.exact_layers import (
 from rocket_core.inspection.checks.engine_limits import check_engine
 from rocket_core.report.schema import CompressionReport, LayerReport
 
-_MOST = 100
 # Engines whose formats hold only some of the ways in which layers are stored; any model has a dense export.
 _READERS: Mapping[LaterExport, Engine] = {"gguf": ENGINES["llama.cpp"], "compressed-tensors": ENGINES["vllm"]}
 _WIDE = frozenset({"float32", "float64"})
@@ -42,42 +42,19 @@ class OfferedExport:
     refusal: str | None
 
 
-def export_request(context: Context, owner: str, job_id: str, request: ExportRequest) -> JobRequest:
-    """Return the request of a job that writes the result of another one in another format.
+def check_export(context: Context, kind: LaterExport, source: Source, config: Artifact | None) -> None:
+    """Raise an error unless a result can be written in a format that it was not exported in, as far as is known.
 
     Raises:
-        JobNotFoundError: the other job does not exist, or is not the tenant's.
-        ConflictError: it has not succeeded, has made no result, or has already exported this format.
-        ArtifactExpiredError: its artifact has been deleted, or it has exported none that can be converted.
+        ConflictError: the job has already exported this format.
         UnsupportedExportError: the format cannot hold exactly what the artifact stores.
         UnsupportedArchitectureError: the engine does not run models of this class.
         InvalidConfigError: the engine does not run models in this dtype.
     """
-    with context.database.snapshot() as session:
-        job = jobs.get_job(session, job_id, owner)
-        original = JobRequest.model_validate(job.request)
-        if original.kind in {"compression", "healing"} and SOURCE_EXPORT not in original.options.export:
-            raise UnsupportedExportError(
-                f"the job exported {', '.join(original.options.export)}, and only the export {SOURCE_EXPORT} can be "
-                f"written in other formats; compress again with the export {request.to}"
-            )
-        source = sources.find_source(session, owner, job_id, SOURCE_EXPORT)
-        config = find_settings(session, source.job, SOURCE_EXPORT)
     report = CompressionReport.model_validate(source.report)
-    if request.to in {export.kind for export in report.exports}:
-        raise ConflictError(f"the job has exported {request.to} itself; GET /jobs/{job_id}/artifacts lists the files")
-    _check(context, request.to, report, config)
-    return request.job_request(job_id, original, source.revision if original.is_on_hub else None)
-
-
-def list_exports(context: Context, owner: str, job_id: str) -> Sequence[Job]:
-    """Return the latest jobs that write the result of a job in other formats, newest first.
-
-    Raises:
-        JobNotFoundError: the job does not exist, or is not the tenant's.
-    """
-    with context.database.snapshot() as session:
-        return exports.list_exports(session, jobs.get_job(session, job_id, owner), limit=_MOST)
+    if kind in {export.kind for export in report.exports}:
+        raise ConflictError(f"the job has exported {kind} itself; GET /jobs/{source.job.id}/artifacts lists the files")
+    _check(context, kind, report, config)
 
 
 def list_offers(context: Context, owner: str, job_id: str) -> Sequence[OfferedExport]:

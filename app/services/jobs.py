@@ -14,10 +14,10 @@ from app.services.uploads import check_dataset
 from app.shared.encryption import encrypt
 from app.shared.lifecycle import Status
 from app.shared.models import Job, JobEvent
-from app.shared.repositories import audit, events, jobs, outputs, sources
+from app.shared.repositories import audit, events, jobs, outputs
 from app.shared.repositories.audit import Action, Actor
 from app.shared.repositories.jobs import Idempotency, JobFilter, Submission
-from app.shared.requests import SOURCE_EXPORT, HealingRequest, JobRequest
+from app.shared.requests import JobRequest
 from rocket_core.report.healing import HealingPoint
 
 _log = logging.getLogger(__name__)
@@ -56,12 +56,15 @@ def submit_job(
 
     Raises:
         RocketError: the request is invalid, or the Hub is unreachable.
+        UploadTokenError: it pushes to the Hub, and a token for that is missing.
         UploadNotFoundError: the request names a calibration file that the tenant has not uploaded.
         IdempotencyKeyReusedError: the key belongs to another request.
         OverQuotaError: the request exceeds the tenant's limits.
         QuotaExceededError: the tenant's quota is used up.
     """
     owner = actor.tenant
+    if request.pushes:
+        hub_token = choose_push_token(context.settings, actor, hub_token)
     idempotency = None
     if idempotency_key is not None:
         lifetime = timedelta(hours=context.settings.idempotency_hours)
@@ -95,23 +98,6 @@ def submit_job(
         _log.info("accepted", extra={"job_id": submission.job.id})
     context.on_queued()
     return submission
-
-
-def healing_request(context: Context, owner: str, job_id: str, request: HealingRequest) -> JobRequest:
-    """Return the request of a job that heals the result of another one.
-
-    Raises:
-        JobNotFoundError: the other job does not exist, or is not the tenant's.
-        ConflictError: it has not succeeded, or has no result.
-        ArtifactExpiredError: its artifact has been deleted.
-        InvalidRequestError: its result has no form that can be healed.
-    """
-    with context.database.snapshot() as session:
-        healed = JobRequest.model_validate(jobs.get_job(session, job_id, owner).request)
-        if healed.kind in {"compression", "healing"}:
-            request.check_export(healed)
-        revision = sources.find_source(session, owner, job_id, SOURCE_EXPORT).revision
-    return request.job_request(job_id, healed, revision if healed.is_on_hub else None)
 
 
 def get_job(context: Context, owner: str, job_id: str) -> Job:
@@ -219,7 +205,7 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
     owner = actor.tenant
     with context.database.snapshot() as session:
         request = JobRequest.model_validate(jobs.get_job(session, job_id, owner).request)
-    if request.kind == "push":
+    if request.pushes:
         hub_token = choose_push_token(context.settings, actor, hub_token)
     encrypted = _encrypted(context, request, hub_token)
     with context.database.transaction() as session:
@@ -229,7 +215,7 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
         if submission.created:
             limits = quotas.find_limits(session, context.settings, owner)
             quotas.check_evaluation_tokens(limits, request.evaluate)
-            if request.kind not in {"evaluation", "export", "push"}:
+            if request.reads_calibration:
                 quotas.check_calibration_tokens(limits, request.calibration)
                 quotas.check_healing_tokens(limits, request.options.heal_tokens)
             quotas.check_job_slot(session, context.settings, owner)
@@ -257,5 +243,4 @@ def delete_job(context: Context, actor: Actor, job_id: str) -> None:
     with context.database.transaction() as session:
         removed = jobs.delete_job(session, job_id, actor.tenant)
         audit.record(session, actor, Action.JOB_DELETE, subject=job_id)
-    # Only after the commit, when nothing refers to them. The job is gone in any case; leftover files are swept later.
-    context.discard(removed.storage_keys, removed.work_key)
+    context.remove(removed)

@@ -10,11 +10,16 @@ from sqlalchemy.orm import Session
 
 from app.services import quotas
 from app.services.context import Context
-from app.shared.errors import InvalidRequestError, ModelConflictError, OverQuotaError, QuotaExceededError
+from app.shared.errors import (
+    InvalidRequestError,
+    ModelConflictError,
+    OverQuotaError,
+    QuotaExceededError,
+)
 from app.shared.models import ModelFile, ModelPiece, UploadedModel
 from app.shared.repositories import audit, models, tenants
 from app.shared.repositories.audit import Action, Actor
-from app.shared.repositories.models import NewPiece
+from app.shared.repositories.removed import Removed
 from app.shared.requests import UPLOAD, JobRequest
 from app.shared.resource_requests import ModelUploadRequest
 from rocket_core.errors import RocketError
@@ -200,17 +205,22 @@ def save_piece(
                 if earlier.sha256 != stored.sha256:
                     raise ModelConflictError("other bytes have arrived here before; delete the model and start again")
                 return file
-            piece = NewPiece(
-                path=path, start=span.start, size=stored.size, storage_key=stored.key, sha256=stored.sha256, head=head
+            piece = ModelPiece(
+                model_id=model.id,
+                path=path,
+                start=span.start,
+                size=stored.size,
+                storage_key=stored.key,
+                sha256=stored.sha256,
             )
-            file = models.save_piece(session, model, piece)
+            file = models.save_piece(session, model, piece, head=head)
             if model.phase == "ready":
                 audit.record(session, actor, Action.MODEL_COMPLETE, subject=model.id, detail={"size": model.size})
         is_kept = True
         return file
     finally:
         if not is_kept:
-            context.discard([stored.key])
+            context.remove(Removed(storage_keys=(stored.key,)))
 
 
 def check_headers(context: Context, actor: Actor, name: str) -> UploadState:
@@ -252,7 +262,7 @@ def delete_model(context: Context, actor: Actor, name: str) -> None:
         subject = models.get_model(session, actor.tenant, name).id
         removed = models.delete_model(session, actor.tenant, name)
         audit.record(session, actor, Action.MODEL_DELETE, subject=subject)
-    context.discard(removed.storage_keys, removed.work_key)
+    context.remove(removed)
 
 
 def _refuse(context: Context, actor: Actor, model: UploadedModel, code: str) -> None:
@@ -261,7 +271,7 @@ def _refuse(context: Context, actor: Actor, model: UploadedModel, code: str) -> 
             return
         removed = models.delete_model(session, actor.tenant, model.name)
         audit.record(session, actor, Action.MODEL_REFUSE, subject=model.id, outcome="failure", detail={"code": code})
-    context.discard(removed.storage_keys, removed.work_key)
+    context.remove(removed)
 
 
 def _find_target(

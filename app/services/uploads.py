@@ -13,6 +13,7 @@ from app.shared.errors import QuotaExceededError
 from app.shared.models import Upload
 from app.shared.repositories import audit, tenants, uploads
 from app.shared.repositories.audit import Action, Actor
+from app.shared.repositories.removed import Removed
 from app.shared.repositories.uploads import NewUpload
 from app.shared.requests import UPLOAD
 from rocket_core.errors import CalibrationError, EmptyCalibrationError
@@ -152,7 +153,7 @@ def save_upload(
         return upload, is_new
     finally:
         if not is_kept:
-            context.discard([stored.key])
+            context.remove(Removed(storage_keys=(stored.key,)))
 
 
 def _check_room(context: Context, session: Session, owner: str, size: int) -> None:
@@ -195,7 +196,7 @@ def delete_upload(context: Context, actor: Actor, upload_id: str) -> None:
     with context.database.transaction() as session:
         key = uploads.delete_upload(session, actor.tenant, upload_id)
         audit.record(session, actor, Action.UPLOAD_DELETE, subject=upload_id)
-    context.discard([key])
+    context.remove(Removed(storage_keys=(key,)))
 
 
 def check_dataset(context: Context, owner: str, dataset: str) -> None:

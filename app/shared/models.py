@@ -225,34 +225,30 @@ class AllocationRow(Base):
     created_at: Mapped[datetime]
 
 
-class ReportRow(Base):
+class _ReportColumns:
+    """Columns of what a job has found, written once."""
+
+    job_id: Mapped[str] = _job_key(primary=True)
+    body: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+
+
+class ReportRow(_ReportColumns, Base):
     """The report of a job that has succeeded, a `CompressionReport`."""
 
     __tablename__ = "reports"
 
-    job_id: Mapped[str] = _job_key(primary=True)
-    body: Mapped[dict[str, Any]]
-    created_at: Mapped[datetime]
 
-
-class EvaluationRow(Base):
+class EvaluationRow(_ReportColumns, Base):
     """The result of a job that evaluates an earlier one's artifact, an `EvaluationReport`."""
 
     __tablename__ = "evaluations"
 
-    job_id: Mapped[str] = _job_key(primary=True)
-    body: Mapped[dict[str, Any]]
-    created_at: Mapped[datetime]
 
-
-class PushRow(Base):
+class PushRow(_ReportColumns, Base):
     """The result of a job that pushes an earlier one's artifact to the Hub, a `PushReport`."""
 
     __tablename__ = "pushes"
-
-    job_id: Mapped[str] = _job_key(primary=True)
-    body: Mapped[dict[str, Any]]
-    created_at: Mapped[datetime]
 
 
 class Artifact(Base):

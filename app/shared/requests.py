@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -16,7 +17,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import CoreSchema
 
-from app.shared.errors import InvalidRequestError
+from app.shared.works import WORKS, WorkKind
 from rocket_core.config import (
     BUILTIN_DATASET,
     HUB_DATASETS,
@@ -38,7 +39,7 @@ UPLOAD = "upload/"
 
 Queue = Literal["cpu", "gpu"]
 """The queue, which decides which workers run a job."""
-JobKind = Literal["compression", "profile", "healing", "evaluation", "export", "push"]
+JobKind = Literal["compression", "profile", WorkKind]
 """The kind of a job."""
 SOURCE_EXPORT: ExportKind = "factored"
 """The export that later jobs can heal, and write in other formats."""
@@ -161,12 +162,51 @@ class StoredRequest(RequestModel):
         return data
 
 
-class EvaluationRequest(StoredRequest):
+class WorkRequest(StoredRequest):
+    """A request for a job that works on the result of an earlier one."""
+
+    kind: ClassVar[WorkKind]
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """Members of the job's request that this work adds, or changes in part."""
+        return {}
+
+    def job_request(
+        self, job_id: str, original: "JobRequest", revision: str | None, *, queue: Queue | None = None
+    ) -> "JobRequest":
+        """Return the request of the job that does the work.
+
+        Args:
+            job_id: the earlier job.
+            original: its request.
+            revision: commit of the repository that it compressed; None for a local model.
+            queue: the queue that it ran in, for work that cannot choose one.
+        """
+        changed = original.model_dump() | {
+            "revision": revision,
+            "evaluate": None,
+            "benchmark": False,
+            "metadata": getattr(self, "metadata", {}),
+            "queue": getattr(self, "queue", queue) or original.queue,
+            "source_job_id": job_id,
+            "on_source": self.kind,
+            "export_to": None,
+            "push": None,
+        }
+        for name, own in self.members.items():
+            changed[name] = own if changed[name] is None else changed[name] | own
+        return JobRequest.model_validate(changed)
+
+
+class EvaluationRequest(WorkRequest):
     """How the result is compared with the dense model, once its files are written.
 
     It does not change the artifacts. Unlike a compression, which holds one block, it needs memory for the whole model,
     and disk for the dense model's logits (predicted tokens times vocabulary) while it runs.
     """
+
+    kind: ClassVar[WorkKind] = "evaluation"
 
     dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
     """text to predict, named like `calibration.dataset`; `builtin` (the default) is 36,000 characters that are never
@@ -201,10 +241,37 @@ class EvaluationRequest(StoredRequest):
     answer_tokens: Annotated[int, Field(ge=1, le=_MAX_ANSWER_TOKENS)] = 64
     """tokens of the longest answer to a prompt, 1 to 512, 64 by default."""
 
+    @property
+    def members(self) -> dict[str, Any]:
+        """How the result is compared."""
+        return {"evaluate": self.model_dump()}
 
+
+# Members of several requests, with their descriptions.
+_ModelId = Annotated[
+    str,
+    AfterValidator(check_model_id),
+    Field(
+        description="`namespace/name` on the Hub, `local/NAME` in the operator's models folder, or your own "
+        "`upload/NAME`."
+    ),
+]
+_Revision = Annotated[
+    Annotated[str, AfterValidator(_revision)] | None,
+    Field(description="branch, tag or commit of a repository on the Hub."),
+]
+_Repository = Annotated[
+    str, AfterValidator(_repository), Field(description="`namespace/name` on the Hub; created if necessary.")
+]
 _Labels = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=_MAX_METADATA),
+    Field(
+        max_length=_MAX_METADATA,
+        description="the client's own labels: at most 16, keys up to 64 and values up to 512 characters.",
+    ),
+]
+_QueueChoice = Annotated[
+    Queue | None, Field(description="which workers run it, `cpu` or `gpu`; null uses the server's default.")
 ]
 
 
@@ -216,8 +283,7 @@ class JobOptions(MethodOptions, RequestModel):
 class PushTarget(RequestModel):
     """Where a result is pushed to."""
 
-    repository: Annotated[str, AfterValidator(_repository)]
-    """`namespace/name` on the Hub; created if necessary."""
+    repository: _Repository
     private: bool = False
     """whether the repository must be private; an existing public one is refused then."""
     export: ExportKind
@@ -231,10 +297,8 @@ class JobRequest(StoredRequest):
     it in another format, or pushes it to the Hub.
     """
 
-    model_id: Annotated[str, AfterValidator(check_model_id)]
-    """`namespace/name` on the Hub, `local/NAME` in the operator's models folder, or your own `upload/NAME`."""
-    revision: Annotated[str, AfterValidator(_revision)] | None = None
-    """branch, tag or commit of a repository on the Hub."""
+    model_id: _ModelId
+    revision: _Revision = None
     ratio: Annotated[float, BeforeValidator(_is_fraction), Field(ge=0, lt=1)] | None = None
     """fraction of the compressible parameters to remove, [0, 1)."""
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
@@ -257,12 +321,10 @@ class JobRequest(StoredRequest):
     options: JobOptions = Field(default_factory=JobOptions)
     """settings of the method."""
     metadata: _Labels = Field(default_factory=dict)
-    """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
-    queue: Queue | None = None
-    """which workers run it, `cpu` or `gpu`; null uses the server's default."""
+    queue: _QueueChoice = None
     source_job_id: Annotated[Annotated[str, Field(pattern=_JOB_ID)] | None, SkipJsonSchema()] = None
     """the earlier job whose artifact it works on; set by the service, never by a client."""
-    on_source: Annotated[Literal["healing", "evaluation", "export", "push"] | None, SkipJsonSchema()] = None
+    on_source: Annotated[WorkKind | None, SkipJsonSchema()] = None
     """what it does with that artifact; set by the service as well."""
     export_to: Annotated[LaterExport | None, SkipJsonSchema()] = None
     """the format that it writes that artifact in; set by the service as well."""
@@ -332,12 +394,27 @@ class JobRequest(StoredRequest):
         """The export of the earlier job that it works on."""
         if self.push is not None:
             return self.push.export
-        return SOURCE_EXPORT if self.kind in {"healing", "export"} else self.compression_config().evaluated_export
+        return self.compression_config().evaluated_export if self.on_source == "evaluation" else SOURCE_EXPORT
 
     @property
     def reads_model(self) -> bool:
-        """Whether it reads the model itself; one that writes another format or pushes reads only an artifact."""
-        return self.kind not in {"export", "push"}
+        """Whether it reads the model itself, and not only an artifact."""
+        return self.on_source is None or WORKS[self.on_source].reads_model
+
+    @property
+    def reads_calibration(self) -> bool:
+        """Whether it reads the calibration data."""
+        return self.on_source is None or WORKS[self.on_source].reads_calibration
+
+    @property
+    def makes_result(self) -> bool:
+        """Whether it publishes a report and files."""
+        return self.kind != "profile" if self.on_source is None else WORKS[self.on_source].makes_result
+
+    @property
+    def pushes(self) -> bool:
+        """Whether it pushes the files of an earlier job to the Hub."""
+        return self.on_source is not None and WORKS[self.on_source].pushes
 
     @property
     def target(self) -> Target | None:
@@ -346,11 +423,9 @@ class JobRequest(StoredRequest):
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """Names of all datasets that the job reads, the calibration's first unless the job only evaluates."""
-        if not self.reads_model:
-            return ()
-        evaluated = () if self.evaluate is None else (self.evaluate.dataset,)
-        return evaluated if self.kind == "evaluation" else (self.calibration.dataset, *evaluated)
+        """Names of all datasets that the job reads, the calibration's first."""
+        calibrated = (self.calibration.dataset,) if self.reads_calibration else ()
+        return calibrated if self.evaluate is None else (*calibrated, self.evaluate.dataset)
 
     @property
     def local_tasks(self) -> tuple[str, ...]:
@@ -371,11 +446,9 @@ class JobRequest(StoredRequest):
     @property
     def asks_the_hub(self) -> bool:
         """Whether the model, a text or a task that the job reads comes from the Hub, or the result goes there."""
-        if self.kind == "push":
-            return True
         tasks = () if self.evaluate is None else self.evaluate.tasks
         from_hub = any(name in HUB_DATASETS for name in self.datasets) or any(task in HUB_TASKS for task in tasks)
-        return (self.reads_model and self.is_on_hub) or from_hub
+        return self.pushes or (self.reads_model and self.is_on_hub) or from_hub
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the request; spelling out a default does not change it."""
@@ -435,18 +508,14 @@ class CompressionRequest(JobRequest):
 class ProfileRequest(StoredRequest):
     """A model whose layers are to be profiled; only `model_id` is required."""
 
-    model_id: Annotated[str, AfterValidator(check_model_id)]
-    """`namespace/name` on the Hub, `local/NAME` in the operator's models folder, or your own `upload/NAME`."""
-    revision: Annotated[str, AfterValidator(_revision)] | None = None
-    """branch, tag or commit of a repository on the Hub."""
+    model_id: _ModelId
+    revision: _Revision = None
     calibration: CalibrationRequest = CalibrationRequest()
     """the calibration data."""
     options: JobOptions = Field(default_factory=JobOptions)
     """settings of the method; a later job reuses the profile if the options that it depends on are the same."""
     metadata: _Labels = Field(default_factory=dict)
-    """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
-    queue: Queue | None = None
-    """which workers run it, `cpu` or `gpu`; null uses the server's default."""
+    queue: _QueueChoice = None
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "ProfileRequest":
@@ -463,8 +532,10 @@ class ProfileRequest(StoredRequest):
         return JobRequest.model_validate(self.model_dump())
 
 
-class HealingRequest(StoredRequest):
+class HealingRequest(WorkRequest):
     """How the result of a job is to be healed; only `tokens` is required."""
+
+    kind: ClassVar[WorkKind] = "healing"
 
     tokens: HealingTokens
     """tokens to train on; text that has fewer is read again. Time is in proportion."""
@@ -475,84 +546,40 @@ class HealingRequest(StoredRequest):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """seed of the choice and the order of windows; null (the default) takes that of the job's calibration."""
     metadata: _Labels = Field(default_factory=dict)
-    """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
-    queue: Queue | None = None
-    """which workers run it, `cpu` or `gpu`; null uses the server's default."""
+    queue: _QueueChoice = None
 
-    def check_export(self, healed: JobRequest) -> None:
-        """Raise an error unless a job exports the form that can be healed.
-
-        Raises:
-            InvalidRequestError: it does not.
-        """
-        if SOURCE_EXPORT not in healed.options.export:
-            raise InvalidRequestError(
-                f"the job exported {', '.join(healed.options.export)}, and only the export {SOURCE_EXPORT} can be "
-                "healed; compress again with that export, or with the option heal_tokens"
-            )
-
-    def job_request(self, job_id: str, healed: JobRequest, revision: str | None) -> JobRequest:
-        """Return the request of the job that heals.
-
-        Args:
-            job_id: the job whose result is healed.
-            healed: its request, which passes `check_export`.
-            revision: commit of the repository that it compressed; None for a local model.
-        """
+    @property
+    def members(self) -> dict[str, Any]:
+        """How many tokens are trained on, and of which text."""
         text = {"dataset": self.dataset, "sequence_length": self.sequence_length, "seed": self.seed}
         given = {name: value for name, value in text.items() if value is not None}
-        changes = {
-            "revision": revision,
-            "calibration": healed.calibration.model_dump() | given,
-            "evaluate": None,
-            "benchmark": False,
-            "options": healed.options.model_dump() | {"heal_tokens": self.tokens},
-            "metadata": self.metadata,
-            "queue": self.queue or healed.queue,
-            "source_job_id": job_id,
-            "on_source": "healing",
-        }
-        return JobRequest.model_validate(healed.model_dump() | changes)
+        return {"calibration": given, "options": {"heal_tokens": self.tokens}}
 
 
-class ExportRequest(StoredRequest):
+class ExportRequest(WorkRequest):
     """The format that the result of a job is to be written in; only `to` is required."""
+
+    kind: ClassVar[WorkKind] = "export"
 
     to: LaterExport
     """`dense` (stock names and shapes, as large as the original, for any tool that reads the original), `gguf`
     (llama.cpp, Ollama, LM Studio) or `compressed-tensors` (vLLM).
     """
     metadata: _Labels = Field(default_factory=dict)
-    """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
-    queue: Queue | None = None
-    """which workers run it, `cpu` or `gpu`; null uses the server's default."""
+    queue: _QueueChoice = None
 
-    def job_request(self, job_id: str, source: JobRequest, revision: str | None) -> JobRequest:
-        """Return the request of the job that writes the format.
-
-        Args:
-            job_id: the job whose result is written.
-            source: its request.
-            revision: commit of the repository that it compressed; None for a local model.
-        """
-        changes = {
-            "revision": revision,
-            "evaluate": None,
-            "benchmark": False,
-            "metadata": self.metadata,
-            "queue": self.queue or source.queue,
-            "source_job_id": job_id,
-            "on_source": "export",
-            "export_to": self.to,
-        }
-        return JobRequest.model_validate(source.model_dump() | changes)
+    @property
+    def members(self) -> dict[str, Any]:
+        """The format."""
+        return {"export_to": self.to}
 
 
-class PushRequest(StoredRequest):
+class PushRequest(WorkRequest):
     """The repository that the result of a job is to be pushed to; only `repository` is required."""
 
-    repository: Annotated[str, AfterValidator(_repository)]
-    """`namespace/name` on the Hub; created if necessary."""
+    kind: ClassVar[WorkKind] = "push"
+
+    repository: _Repository
     private: bool = False
     """whether the repository must be private; an existing public one is refused then. False by default."""
     export: ExportKind | None = None
@@ -560,31 +587,18 @@ class PushRequest(StoredRequest):
     `compressed-tensors` and `dense`.
     """
     metadata: _Labels = Field(default_factory=dict)
-    """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
-    queue: Queue | None = None
-    """which workers run it, `cpu` or `gpu`; null uses the server's default."""
+    queue: _QueueChoice = None
 
-    def job_request(self, job_id: str, source: JobRequest, export: ExportKind, revision: str | None) -> JobRequest:
-        """Return the request of the job that pushes.
+    @property
+    def members(self) -> dict[str, Any]:
+        """Where which files are pushed to."""
+        return {"push": {"repository": self.repository, "private": self.private, "export": self.export}}
 
-        Args:
-            job_id: the job whose result is pushed.
-            source: its request.
-            export: the export, one that the job has.
-            revision: commit of the repository that it compressed; None for a local model.
-        """
-        changes = {
-            "revision": revision,
-            "evaluate": None,
-            "benchmark": False,
-            "metadata": self.metadata,
-            "queue": self.queue or source.queue,
-            "source_job_id": job_id,
-            "on_source": "push",
-            "export_to": None,
-            "push": {"repository": self.repository, "private": self.private, "export": export},
-        }
-        return JobRequest.model_validate(source.model_dump() | changes)
+
+WORK_REQUESTS: Mapping[WorkKind, type[WorkRequest]] = {
+    request.kind: request for request in (HealingRequest, EvaluationRequest, ExportRequest, PushRequest)
+}
+"""The request of each kind of work."""
 
 
 class AllocationRequest(RequestModel):

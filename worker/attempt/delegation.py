@@ -10,6 +10,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from app.shared.confinement import Sandbox
+from app.shared.repositories import outputs, works
 from rocket_core.config import STAGES, Stage
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.report.healing import HealingPoint
@@ -34,8 +35,6 @@ from worker.confined.messages import (
     FetchRequest,
     Finished,
     FromCompute,
-    FromFetch,
-    FromPush,
     Healed,
     LayerProfiled,
     ModelProfiled,
@@ -52,6 +51,7 @@ from worker.processes.isolation import Isolation
 from worker.processes.limits import ProcessLimits
 
 Received = TypeVar("Received")
+Last = TypeVar("Last", Downloaded, Uploaded)
 
 # How soon a request to stop is noticed.
 _LOOK_SECONDS = 0.1
@@ -109,23 +109,8 @@ class Delegation:
             CompressionCancelledError: the attempt must stop.
             ReportedError: the download failed.
         """
-        downloads: list[Downloaded] = []
-
-        def handle(message: FromFetch, _child: Child) -> bool:
-            match message:
-                case Transferred():
-                    self._writer.on_progress(fetching(message.share))
-                case Downloaded():
-                    downloads.append(message)
-                    return True
-                case Failed():
-                    self._fail(message)
-            return False
-
         request.cache.mkdir(parents=True, exist_ok=True)
-        self._writer.on_progress(fetching(0.0))
-        self._run(FETCH_PROGRAM, request, FROM_FETCH, handle, writable=(request.cache,), network=True)
-        return downloads[0]
+        return self._transfer(FETCH_PROGRAM, request, FROM_FETCH, Downloaded, fetching, writable=(request.cache,))
 
     def push(self, request: UploadRequest) -> PushReport:
         """Push an artifact to the Hub in a separate process.
@@ -134,22 +119,7 @@ class Delegation:
             CompressionCancelledError: the attempt must stop.
             ReportedError: the push failed.
         """
-        reports: list[PushReport] = []
-
-        def handle(message: FromPush, _child: Child) -> bool:
-            match message:
-                case Transferred():
-                    self._writer.on_progress(_uploading(message.share))
-                case Uploaded():
-                    reports.append(message.report)
-                    return True
-                case Failed():
-                    self._fail(message)
-            return False
-
-        self._writer.on_progress(_uploading(0.0))
-        self._run(PUSH_PROGRAM, request, FROM_PUSH, handle, readable=(request.folder,), network=True)
-        return reports[0]
+        return self._transfer(PUSH_PROGRAM, request, FROM_PUSH, Uploaded, _uploading, readable=(request.folder,)).report
 
     def compute(self, request: ComputeRequest, *, readable: Sequence[Path], network: bool) -> None:
         """Run the library on a job in a separate process.
@@ -176,6 +146,33 @@ class Delegation:
             network=network,
             conversation=conversation,
         )
+
+    def _transfer(
+        self,
+        program: Sequence[str],
+        request: Message,
+        kinds: TypeAdapter[Received],
+        last: type[Last],
+        step: Callable[[float], Step],
+        *,
+        readable: Sequence[Path] = (),
+        writable: Sequence[Path] = (),
+    ) -> Last:
+        """Run a program that speaks to the Hub, and return its last message."""
+        received: list[Last] = []
+
+        def handle(message: Received, _child: Child) -> bool:
+            if isinstance(message, Failed):
+                self._fail(message)
+            elif isinstance(message, last):
+                received.append(message)
+            elif isinstance(message, Transferred):
+                self._writer.on_progress(step(message.share))
+            return bool(received)
+
+        self._writer.on_progress(step(0.0))
+        self._run(program, request, kinds, handle, readable=readable, writable=writable, network=True)
+        return received[0]
 
     def _run(
         self,
@@ -301,18 +298,18 @@ class _Conversation:
             case Required():
                 self._require(message.memory_bytes)
             case LayerProfiled():
-                self._writer.on_profile(message.position, message.profile)
+                self._writer.write(outputs.save_layer_profile, message.position, message.profile)
             case ModelProfiled():
                 self._writer.on_profiled(message.profile)
             case Allocated():
-                self._writer.on_allocation(message.chosen)
+                self._writer.write(outputs.save_allocation, message.chosen)
             case Healed():
                 self._heal(message.point)
             case Costed():
-                self._writer.on_costs(message.stages)
+                self._writer.write(outputs.save_costs, message.stages)
             case Evaluated():
                 check_evaluation(message.report)
-                self._writer.on_evaluated(message.report)
+                self._writer.write(works.save_report, message.report)
         child.channel.send(Acknowledged())
         return False
 
@@ -329,7 +326,7 @@ class _Conversation:
         self._points += 1
         if self._points > _MOST_POINTS:
             raise ChannelError("a loss curve of too many points")
-        self._writer.on_healing(point)
+        self._writer.write(outputs.save_healing_point, point)
 
     def _advance(self, message: Advanced) -> None:
         stage = STAGES.index(message.stage)

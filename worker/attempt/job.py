@@ -24,7 +24,7 @@ from app.shared.lifecycle import Status
 from app.shared.logging import configure_logging, log_uncaught_errors
 from app.shared.models import Job
 from app.shared.outcomes import NewEvent
-from app.shared.repositories import leases, outputs
+from app.shared.repositories import leases, outputs, works
 from app.shared.repositories.leases import Lease
 from app.shared.requests import LOCAL, UPLOAD, JobRequest, PushTarget
 from app.shared.settings import Settings, load_settings
@@ -37,7 +37,6 @@ from rocket_core.errors import (
     UploadTokenError,
     WorkFolderError,
 )
-from rocket_core.report.schema import CompressionReport
 from worker.attempt.artifacts import REPORT_NAME, StoredResult, read_report
 from worker.attempt.delegation import Delegation, fetching
 from worker.attempt.earlier_artifact import fetch_earlier_artifact
@@ -102,7 +101,6 @@ class Attempt:
             self._store,
             self._work,
             database,
-            lease,
             self._writer,
             retention=timedelta(days=settings.artifact_retention_days),
         )
@@ -117,7 +115,7 @@ class Attempt:
         Raises:
             FencedOutError: the job was taken from this worker.
         """
-        job = self._writer.write_with_retry(lambda session: leases.lock_leased_job(session, self._lease))
+        job = self._writer.write(leases.lock_leased_job)
         request = JobRequest.model_validate(job.request)
         assert job.work_key is not None
         folders = JobFolders(root=self._work.path(job.work_key))
@@ -132,15 +130,13 @@ class Attempt:
                 key = job.work_key
                 failure = failure_of(lambda: self._succeed(key), location=self._writer.location, hidden=hidden)
         except CompressionCancelledError:
-            status = self._writer.write_with_retry(lambda session: leases.release_job(session, self._lease))
+            status = self._writer.write(leases.release_job)
             self._forget_download(folders, status)
             _log.info("released the job, which is now %s", status)
             return
         if failure is not None:
             backoff = self._settings.retry_backoff_seconds
-            status = self._writer.write_with_retry(
-                lambda session: leases.fail_job(session, self._lease, failure, backoff_seconds=backoff)
-            )
+            status = self._writer.write(leases.fail_job, failure, backoff_seconds=backoff)
             self._forget_download(folders, status)
 
     def _forget_download(self, folders: JobFolders, status: Status) -> None:
@@ -175,7 +171,7 @@ class Attempt:
         if request.push is not None:
             assert artifact is not None
             upload = _upload_request(job, request.push, inputs, artifact, self._settings.log_level)
-            self._writer.on_pushed(delegation.push(upload))
+            self._writer.write(works.save_report, delegation.push(upload))
             return
         downloaded = None
         if inputs.is_on_hub:
@@ -183,23 +179,20 @@ class Attempt:
             downloaded = delegation.download(fetch)
             inputs.hold_download(downloaded)
         asked = self._request(request, inputs, folders, downloaded).model_copy(update={"artifact": artifact})
-        run = functools.partial(self._compute, delegation, asked)
+        readable = inputs.readable if artifact is None else (*inputs.readable, artifact)
+        compute = functools.partial(delegation.compute, asked, readable=readable, network=inputs.needs_network)
         try:
-            run(inputs)
+            compute()
         except ReportedError as error:
             # The model or the library may have changed before a job is retried. Between attempts at one job they must
             # not: its rows are already visible.
             if job.retry_of is None or job.attempt > 1 or not _is_stale(error.error.code, folders.output):
                 raise
             self._start_afresh(folders.output, error.error.message)
-            run(inputs)
-
-    def _compute(self, delegation: Delegation, request: ComputeRequest, inputs: Inputs) -> None:
-        readable = inputs.readable if request.artifact is None else (*inputs.readable, request.artifact)
-        delegation.compute(request, readable=readable, network=inputs.needs_network)
-        if request.task in {"compression", "healing", "export"}:
-            report = read_report(request.output)
-            self._finished = self._stored(report, request.output)
+            compute()
+        if request.makes_result:
+            report = read_report(folders.output)
+            self._finished = self._publisher.store(report, folders.output, before_each=self._before_transfer)
 
     def _earlier_artifact(self, job: Job, request: JobRequest, folders: JobFolders) -> Path | None:
         """Return the artifact of the job that this one works on, once it is on this machine; None without one."""
@@ -255,18 +248,15 @@ class Attempt:
         """Discard the layers that a retry copied if their checkpoints are on another machine."""
         message = "the checkpoints of the job that this one repeats are not on this worker; it starts afresh"
         event = NewEvent(type="message", level="warning", message=message)
-        self._writer.write_with_retry(lambda session: outputs.discard_inherited_layers(session, self._lease, event))
+        self._writer.write(outputs.discard_inherited_layers, event)
 
     def _start_afresh(self, output: Path, reason: str) -> None:
         _log.warning("the checkpoints cannot be used: %s", reason)
         message = "the checkpoints of the job that this one repeats cannot be used any more; it starts afresh"
         event = NewEvent(type="message", level="warning", message=message)
-        self._writer.write_with_retry(lambda session: outputs.discard_layers(session, self._lease, event))
+        self._writer.write(outputs.discard_layers, event)
         # Keep the folder that contains it, which holds the working directory of this process.
         shutil.rmtree(output, ignore_errors=True)
-
-    def _stored(self, report: CompressionReport, output: Path) -> StoredResult:
-        return self._publisher.store(report, output, before_each=self._before_transfer)
 
     def _before_transfer(self) -> None:
         if self._stop.is_set():
@@ -277,7 +267,7 @@ class Attempt:
         if self._finished is not None:
             self._publisher.publish(self._finished, work_key)
             return
-        status = self._writer.write_with_retry(lambda session: outputs.succeed_without_files(session, self._lease))
+        status = self._writer.write(outputs.succeed_without_files)
         self._work.remove(work_key)
         _log.info("the job has %s", status)
 

@@ -10,7 +10,6 @@ from app.shared.errors import DiskFullError, FencedOutError, StorageError
 from app.shared.lifecycle import Status
 from app.shared.outcomes import JobResult, NewArtifact
 from app.shared.repositories import outputs, sweeps
-from app.shared.repositories.leases import Lease
 from app.shared.storage import ArtifactStore, WorkFolders
 from rocket_core.report.headlines import quality_headline
 from rocket_core.report.schema import CompressionReport
@@ -27,7 +26,6 @@ class ArtifactPublisher:
         store: the store.
         work: the work folders, of which a published job's is removed.
         database: the database.
-        lease: lease on the job.
         writer: writes rows under the lease.
         retention: how long the files are kept.
     """
@@ -37,7 +35,6 @@ class ArtifactPublisher:
         store: ArtifactStore,
         work: WorkFolders,
         database: Database,
-        lease: Lease,
         writer: ProgressWriter,
         *,
         retention: timedelta,
@@ -45,7 +42,6 @@ class ArtifactPublisher:
         self._store = store
         self._work = work
         self._database = database
-        self._lease = lease
         self._writer = writer
         self._retention = retention
 
@@ -82,15 +78,12 @@ class ArtifactPublisher:
         """
         result = _result(stored.report)
         try:
-            status = self._writer.write_with_retry(
-                lambda session: outputs.succeed_job(
-                    session,
-                    self._lease,
-                    result=result,
-                    report=stored.report,
-                    artifacts=stored.artifacts,
-                    retention=self._retention,
-                )
+            status = self._writer.write(
+                outputs.succeed_job,
+                result=result,
+                report=stored.report,
+                artifacts=stored.artifacts,
+                retention=self._retention,
             )
         except FencedOutError:
             self._remove_unpublished(stored.artifacts)

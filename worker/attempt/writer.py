@@ -2,25 +2,21 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.orm import Session
 
 from app.shared.database import Database
 from app.shared.errors import DatabaseUnavailableError
-from app.shared.repositories import evaluations, outputs, profiles, pushes
+from app.shared.repositories import outputs, profiles
 from app.shared.repositories.leases import Lease
 from rocket_core.allocation.predictor import ModelProfile
-from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.report.healing import HealingPoint
-from rocket_core.report.push import PushReport
-from rocket_core.report.quality import EvaluationReport
-from rocket_core.report.schema import StageReport
 
 Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
 
 _SECONDS_BETWEEN_WRITES = 1.0
 _SECONDS_BETWEEN_TRIES = 1.0
@@ -92,49 +88,34 @@ class ProgressWriter:
         if self._last is not None:
             self.on_progress(self._last)
 
-    def on_profile(self, position: int, profile: LayerProfile) -> None:
-        """Write a layer's profile, unless an earlier attempt did."""
-        self.write_with_retry(lambda session: outputs.save_layer_profile(session, self._lease, position, profile))
-
     def on_profiled(self, profile: ModelProfile) -> None:
         """Write the profile of the whole model, and its predictions at every ratio."""
         predictor = profile.predictor()
         prediction = profile, predictor.frontier(), predictor.reachable_ratio
-        self.write_with_retry(
-            lambda session: profiles.save_profile(session, self._lease, *prediction, most=self._max_profiles)
-        )
+        self.write(profiles.save_profile, *prediction, most=self._max_profiles)
 
-    def on_healing(self, point: HealingPoint) -> None:
-        """Write a point of the loss curve of healing, unless an earlier attempt did."""
-        self.write_with_retry(lambda session: outputs.save_healing_point(session, self._lease, point))
+    def write(
+        self,
+        write: Callable[Concatenate[Session, Lease, Arguments], Answer],
+        *arguments: Arguments.args,
+        **options: Arguments.kwargs,
+    ) -> Answer:
+        """Write under the lease in a separate transaction, and retry until the database answers.
 
-    def on_costs(self, stages: tuple[StageReport, ...]) -> None:
-        """Write the cost of each stage, for a job without a report."""
-        self.write_with_retry(lambda session: outputs.save_costs(session, self._lease, stages))
-
-    def on_evaluated(self, report: EvaluationReport) -> None:
-        """Write the result of an evaluation, unless an earlier attempt did."""
-        self.write_with_retry(lambda session: evaluations.save_evaluation(session, self._lease, report))
-
-    def on_pushed(self, report: PushReport) -> None:
-        """Write the result of a push, unless an earlier attempt did."""
-        self.write_with_retry(lambda session: pushes.save_push(session, self._lease, report))
-
-    def on_allocation(self, allocation: Sequence[tuple[str, Candidate]]) -> None:
-        """Write the allocation, unless an earlier attempt did."""
-        self.write_with_retry(lambda session: outputs.save_allocation(session, self._lease, allocation))
-
-    def write_with_retry(self, write: Callable[[Session], Answer]) -> Answer:
-        """Write in a separate transaction, and retry until the database answers.
+        Args:
+            write: writes, given a session and the lease.
+            arguments: what it takes after those.
+            options: the same, by name.
 
         Raises:
             DatabaseUnavailableError: the database was unavailable for too long.
+            FencedOutError: the job was taken away.
         """
         until = time.monotonic() + self._patience
         while True:
             try:
                 with self._database.transaction() as session:
-                    return write(session)
+                    return write(session, self._lease, *arguments, **options)
             except DatabaseUnavailableError as error:
                 if time.monotonic() > until:
                     raise

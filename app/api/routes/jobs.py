@@ -6,18 +6,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response, status
 from fastapi.concurrency import run_in_threadpool
 
-from app.api.acceptance import accept_job, accepted, hint
-from app.api.dependencies import (
-    JSON_BODY,
-    ActorDep,
-    AdmissionDep,
-    ContextDep,
-    HubTokenDep,
-    IdempotencyKeyDep,
-    JobId,
-    LabelsDep,
-    OwnerDep,
-)
+from app.api.acceptance import SubmissionDep, accepted, creates_job, hint
+from app.api.dependencies import ActorDep, ContextDep, HubTokenDep, JobId, LabelsDep, OwnerDep
 from app.api.ids import AfterJob, PageSize
 from app.api.json_bodies import JsonRoute
 from app.api.negotiation import check_preconditions
@@ -28,7 +18,7 @@ from app.api.serializers import current_view, current_views, job_view, layer_vie
 from app.services import jobs, outputs
 from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
-from app.shared.requests import CompressionRequest, HealingRequest
+from app.shared.requests import CompressionRequest
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=JsonRoute)
 
@@ -43,30 +33,14 @@ _LABELS: dict[str, Any] = {
 }
 
 
-@router.post(
-    "",
-    status_code=status.HTTP_202_ACCEPTED,
-    dependencies=[JSON_BODY],
-    responses=problems(400, 404, 409, 413, 415, 422, 503, 507)
-    | {200: {"model": JobView, "description": "The job created by an earlier request with the same key"}},
-)
-async def submit_job(
-    body: CompressionRequest,
-    request: Request,
-    response: Response,
-    context: ContextDep,
-    actor: ActorDep,
-    threads: AdmissionDep,
-    key: IdempotencyKeyDep,
-    hub_token: HubTokenDep,
-    wait: WaitDep,
-) -> JobView:
+@router.post("", **creates_job(503))
+async def submit_job(body: CompressionRequest, submission: SubmissionDep) -> JobView:
     """Submit a compression job; a replay with the same `Idempotency-Key` returns 200 and the first request's job.
 
     Requests that are impossible according to the model's config.json and safetensors headers are refused here, with the
     code that the job would fail with.
     """
-    return await accept_job(body, request, response, context, actor, threads, key, hub_token, wait)
+    return await submission.accept(body)
 
 
 @router.get("", responses=problems(422), openapi_extra={"parameters": [_LABELS]})
@@ -129,34 +103,6 @@ def retry_job(
     A Hub token is deleted when its job ends: send it again with the retry of a job that needs one.
     """
     return accepted(response, jobs.retry_job(context, actor, job_id, hub_token).job)
-
-
-@router.post(
-    "/{job_id}/healings",
-    status_code=status.HTTP_202_ACCEPTED,
-    dependencies=[JSON_BODY],
-    responses=problems(400, 404, 409, 410, 413, 415, 422, 503, 507)
-    | {200: {"model": JobView, "description": "The job created by an earlier request with the same key"}},
-)
-async def heal_job(
-    job_id: JobId,
-    body: HealingRequest,
-    request: Request,
-    response: Response,
-    context: ContextDep,
-    actor: ActorDep,
-    threads: AdmissionDep,
-    key: IdempotencyKeyDep,
-    hub_token: HubTokenDep,
-    wait: WaitDep,
-) -> JobView:
-    """Submit a job that heals the `factored` artifact of a succeeded job, and publishes it in the same format and size.
-
-    The numbers that its layers store are trained on text towards the predictions of the original. The artifact is kept
-    until the new job ends, even if it expires before; the job that made it cannot be deleted before that.
-    """
-    job_request = await threads.run(jobs.healing_request, context, actor.tenant, job_id, body)
-    return await accept_job(job_request, request, response, context, actor, threads, key, hub_token, wait)
 
 
 @router.delete("/{job_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409, 412))

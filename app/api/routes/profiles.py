@@ -2,13 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request, Response, status
+from fastapi import APIRouter, Depends, Path, status
 
-from app.api.acceptance import accept_job
-from app.api.dependencies import JSON_BODY, ActorDep, AdmissionDep, ContextDep, HubTokenDep, IdempotencyKeyDep, OwnerDep
+from app.api.acceptance import SubmissionDep, creates_job
+from app.api.dependencies import JSON_BODY, ActorDep, ContextDep, OwnerDep
 from app.api.ids import AfterProfile, PageSize, is_profile_id
 from app.api.json_bodies import JsonRoute
-from app.api.prefer_wait import WaitDep
 from app.api.problems import problems
 from app.api.resources import AllocationView, Frontier, JobView, ProfileList, ProfileView
 from app.api.serializers import allocation_view, frontier_view, profile_view
@@ -50,29 +49,13 @@ def list_profiles(
     )
 
 
-@router.post(
-    "",
-    status_code=status.HTTP_202_ACCEPTED,
-    dependencies=[JSON_BODY],
-    responses=problems(400, 404, 409, 413, 415, 422, 503, 507)
-    | {200: {"model": JobView, "description": "The job created by an earlier request with the same key"}},
-)
-async def make_profile(
-    body: ProfileRequest,
-    request: Request,
-    response: Response,
-    context: ContextDep,
-    actor: ActorDep,
-    threads: AdmissionDep,
-    key: IdempotencyKeyDep,
-    hub_token: HubTokenDep,
-    wait: WaitDep,
-) -> JobView:
+@router.post("", **creates_job(503))
+async def make_profile(body: ProfileRequest, submission: SubmissionDep) -> JobView:
     """Submit a job that only calibrates and profiles a model; its `profile_id` then names the profile.
 
     A later `POST /jobs` with the same model, calibration and options resumes from there.
     """
-    return await accept_job(body.job_request(), request, response, context, actor, threads, key, hub_token, wait)
+    return await submission.accept(body.job_request())
 
 
 @router.get("/{profile_id}", responses=problems(404))

@@ -10,4 +10,5 @@
 `sweeps`      work of the reconciler: notify, reclaim, expire
 `tenants`     owners of jobs, and their quotas
 `webhooks`    addresses that ends of jobs are reported to, and the deliveries
+`works`       work on the results of finished jobs
 """

@@ -27,6 +27,7 @@ from app.shared.models import (
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.identifiers import new_id
+from app.shared.repositories.removed import Removed
 from app.shared.repositories.sources import check_uploads, find_source, is_in_use
 from app.shared.requests import JobRequest, Queue
 
@@ -63,19 +64,6 @@ class Submission:
 
     job: Job
     created: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Removed:
-    """Files of a deleted job.
-
-    Attributes:
-        storage_keys: keys of its artifacts.
-        work_key: key of its checkpoint folder; None if it has none.
-    """
-
-    storage_keys: tuple[str, ...]
-    work_key: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,8 +117,8 @@ def create_job(
         if earlier is not None:
             return Submission(job=earlier, created=False)
     if request.source_job_id is not None:
-        is_pushed = request.kind == "push"
-        find_source(session, owner, request.source_job_id, request.source_export, lock=True, is_pushed=is_pushed)
+        source, export = request.source_job_id, request.source_export
+        find_source(session, owner, source, export, lock=True, is_pushed=request.pushes)
     job = Job(
         id=job_id,
         owner=owner,

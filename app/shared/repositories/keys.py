@@ -1,12 +1,5 @@
-"""API keys: created, shown once, used, revoked. Only a key's id and a hash of its secret are stored.
+"""API keys: created, shown once, used, revoked. Only a key's id and a hash of its secret are stored."""
 
-A plain SHA-256 is enough: a secret of 256 random bits cannot be guessed, so a slow hash would add no protection.
-"""
-
-import hashlib
-import hmac
-import re
-import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,6 +12,7 @@ from app.shared.database import now
 from app.shared.errors import InvalidRequestError, NotFoundError
 from app.shared.models import ApiKey
 from app.shared.repositories.tenants import ensure_tenant, lock_tenant
+from app.shared.repositories.tokens import Tokens
 
 Scope = Literal["read", "write", "metrics"]
 """What a key may be used for: reading, changing, and the metrics of the whole service."""
@@ -26,9 +20,7 @@ Scope = Literal["read", "write", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 DEFAULT_SCOPES: tuple[Scope, ...] = ("read", "write")
 
-_ID_BYTES = 8
-_SECRET_BYTES = 32
-_KEY = re.compile(rf"rk_([0-9a-f]{{{2 * _ID_BYTES}}})_([0-9a-f]{{{2 * _SECRET_BYTES}}})")
+_TOKENS = Tokens("rk")
 _MAX_LABEL = 64
 _USE_PRECISION = timedelta(minutes=1)
 _UNSYNCHRONIZED = {"synchronize_session": False}
@@ -77,12 +69,12 @@ def create_key(
         raise InvalidRequestError(f"a label must be one line of at most {_MAX_LABEL} characters", param="label")
     is_new = ensure_tenant(session, tenant)
     at = now(session)
-    identifier, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
+    token = _TOKENS.make()
     row = ApiKey(
-        id=identifier,
+        id=token.id,
         tenant=tenant,
         label=label,
-        secret_sha256=_hashed(secret),
+        secret_sha256=token.secret_sha256,
         scopes=" ".join(scope for scope in SCOPES if scope in scopes),
         created_at=at,
         expires_at=None if lifetime is None else at + lifetime,
@@ -90,24 +82,20 @@ def create_key(
     )
     session.add(row)
     session.flush()
-    return NewKey(row=row, text=f"rk_{identifier}_{secret}", is_new_tenant=is_new)
+    return NewKey(row=row, text=token.text, is_new_tenant=is_new)
 
 
 def find_key(session: Session, text: str) -> ApiKey | None:
     """Return the row of a key, if it is currently valid."""
-    parts = _KEY.fullmatch(text)
-    if parts is None:
-        return None
-    row = session.scalars(select(ApiKey).where(ApiKey.id == parts[1], _is_usable(now(session)))).one_or_none()
-    if row is None or not hmac.compare_digest(row.secret_sha256, _hashed(parts[2])):
-        return None
-    return row
+    token = _TOKENS.parse(text)
+    row = None if token is None else find_usable(session, token.id)
+    return row if token is not None and row is not None and token.is_of(row.secret_sha256) else None
 
 
 def find_named(session: Session, text: str) -> ApiKey | None:
     """Return the row that a key names, whether the key is valid or not."""
-    parts = _KEY.fullmatch(text)
-    return None if parts is None else session.get(ApiKey, parts[1])
+    token = _TOKENS.parse(text)
+    return None if token is None else session.get(ApiKey, token.id)
 
 
 def find_usable(session: Session, key_id: str) -> ApiKey | None:
@@ -167,7 +155,3 @@ def revoke_key(session: Session, key_id: str) -> ApiKey:
 
 def _is_usable(at: datetime) -> ColumnElement[bool]:
     return and_(ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > at))
-
-
-def _hashed(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()

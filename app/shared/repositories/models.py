@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
 from sqlalchemy import Select, and_, delete, func, or_, select
@@ -19,6 +18,7 @@ from app.shared.errors import (
 from app.shared.lifecycle import Status
 from app.shared.models import Job, ModelFile, ModelPiece, UploadedModel
 from app.shared.repositories.identifiers import new_id
+from app.shared.repositories.removed import Removed
 from app.shared.requests import UPLOAD
 
 PREFIX = "model"
@@ -31,40 +31,6 @@ MAX_MODEL_PIECES = 200_000
 
 _BATCH = 100
 _UNSYNCHRONIZED = {"synchronize_session": False}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewPiece:
-    """Stored bytes of a file.
-
-    Attributes:
-        path: the file.
-        start: offset of the first byte.
-        size: number of bytes.
-        storage_key: their key in the store.
-        sha256: their hash, hexadecimal.
-        head: number of the file's first bytes that are needed to judge the model, if these bytes show it.
-    """
-
-    path: str
-    start: int
-    size: int
-    storage_key: str
-    sha256: str
-    head: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RemovedModel:
-    """Files of a deleted model.
-
-    Attributes:
-        storage_keys: keys of its pieces.
-        work_key: key of the work folder that may hold its headers.
-    """
-
-    storage_keys: tuple[str, ...]
-    work_key: str
 
 
 def create_model(
@@ -173,8 +139,14 @@ def find_piece(session: Session, file: ModelFile, start: int, size: int) -> Mode
     return piece if piece is not None and piece.size == size else None
 
 
-def save_piece(session: Session, model: UploadedModel, piece: NewPiece) -> ModelFile:
+def save_piece(session: Session, model: UploadedModel, piece: ModelPiece, *, head: int | None) -> ModelFile:
     """Append stored bytes to a file of a locked model; the last one makes the model ready.
+
+    Args:
+        session: a writing transaction.
+        model: the model.
+        piece: the bytes.
+        head: number of the file's first bytes that are needed to judge the model, if these bytes show it.
 
     Returns:
         The file.
@@ -192,19 +164,10 @@ def save_piece(session: Session, model: UploadedModel, piece: NewPiece) -> Model
             f"{piece.path} consists of {of_file} pieces already, and the model of {of_model}; a file may have "
             f"{MAX_PIECES}, and a model {MAX_MODEL_PIECES}: delete the model and send larger pieces"
         )
-    session.add(
-        ModelPiece(
-            model_id=model.id,
-            path=piece.path,
-            start=piece.start,
-            size=piece.size,
-            storage_key=piece.storage_key,
-            sha256=piece.sha256,
-        )
-    )
+    session.add(piece)
     file.received += piece.size
     if file.head is None:
-        file.head = piece.head
+        file.head = head
     model.used_at = now(session)
     session.flush()
     _note_completion(session, model)
@@ -246,7 +209,7 @@ def require_ready(session: Session, model: UploadedModel) -> None:
         )
 
 
-def delete_model(session: Session, owner: str, name: str) -> RemovedModel:
+def delete_model(session: Session, owner: str, name: str) -> Removed:
     """Delete the rows of a model.
 
     Returns:
@@ -264,7 +227,7 @@ def delete_model(session: Session, owner: str, name: str) -> RemovedModel:
 
 def delete_old(
     session: Session, *, unfinished: timedelta, retention: timedelta | None, limit: int = _BATCH
-) -> list[RemovedModel]:
+) -> list[Removed]:
     """Delete abandoned uploads, and models that no job has used for the retention time.
 
     Args:
@@ -315,9 +278,9 @@ def _active() -> Sequence[Status]:
     return [status for status in Status if not status.is_terminal]
 
 
-def _delete(session: Session, model: UploadedModel) -> RemovedModel:
+def _delete(session: Session, model: UploadedModel) -> Removed:
     keys = session.scalars(select(ModelPiece.storage_key).where(ModelPiece.model_id == model.id)).all()
-    removed = RemovedModel(storage_keys=tuple(keys), work_key=model.skeleton_key)
+    removed = Removed(storage_keys=tuple(keys), work_key=model.skeleton_key)
     session.execute(delete(UploadedModel).where(UploadedModel.id == model.id), execution_options=_UNSYNCHRONIZED)
     session.expunge(model)
     return removed

@@ -1,9 +1,5 @@
 """Sessions of users signed in to the pages. Only a token's id and a hash of its secret are stored."""
 
-import hashlib
-import hmac
-import re
-import secrets
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,10 +10,9 @@ from app.shared.database import now
 from app.shared.errors import NotFoundError
 from app.shared.models import ApiKey, BrowserSession
 from app.shared.repositories.keys import find_usable
+from app.shared.repositories.tokens import Tokens
 
-_ID_BYTES = 8
-_SECRET_BYTES = 32
-_TOKEN = re.compile(rf"rs_([0-9a-f]{{{2 * _ID_BYTES}}})_([0-9a-f]{{{2 * _SECRET_BYTES}}})")
+_TOKENS = Tokens("rs")
 _MAX_PER_KEY = 100
 _UNSYNCHRONIZED = {"synchronize_session": False}
 
@@ -42,20 +37,20 @@ def open_session(session: Session, key_id: str, *, lifetime: timedelta) -> NewSe
     newest = mine.order_by(BrowserSession.created_at.desc(), BrowserSession.id).offset(_MAX_PER_KEY - 1)
     surplus = session.scalars(newest).all()
     session.execute(delete(BrowserSession).where(BrowserSession.id.in_(surplus)), execution_options=_UNSYNCHRONIZED)
-    identifier, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
+    token = _TOKENS.make()
     row = BrowserSession(
-        id=identifier, key_id=key_id, secret_sha256=_hashed(secret), created_at=at, expires_at=at + lifetime
+        id=token.id, key_id=key_id, secret_sha256=token.secret_sha256, created_at=at, expires_at=at + lifetime
     )
     session.add(row)
     session.flush()
-    return NewSession(row=row, token=f"rs_{identifier}_{secret}")
+    return NewSession(row=row, token=token.text)
 
 
 def find_session(session: Session, token: str) -> tuple[BrowserSession, ApiKey] | None:
     """Return the session of a token and its key; None if the session has ended or the key is not usable."""
-    parts = _TOKEN.fullmatch(token)
-    row = None if parts is None else session.get(BrowserSession, parts[1])
-    if parts is None or row is None or not hmac.compare_digest(row.secret_sha256, _hashed(parts[2])):
+    parsed = _TOKENS.parse(token)
+    row = None if parsed is None else session.get(BrowserSession, parsed.id)
+    if parsed is None or row is None or not parsed.is_of(row.secret_sha256):
         return None
     key = find_usable(session, row.key_id) if row.expires_at > now(session) else None
     return None if key is None else (row, key)
@@ -95,7 +90,3 @@ def forget_sessions(session: Session) -> None:
     unusable = select(ApiKey.id).where(or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at <= at))
     ended = or_(BrowserSession.expires_at <= at, BrowserSession.key_id.in_(unusable))
     session.execute(delete(BrowserSession).where(ended), execution_options=_UNSYNCHRONIZED)
-
-
-def _hashed(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()

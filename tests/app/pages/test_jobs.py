@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 import pytest
 
 from app.shared.outcomes import JobError, NewEvent
-from app.shared.repositories import evaluations, outputs
+from app.shared.repositories import outputs, works
 from rocket_core.report.schema import CompressionReport
 from tests.app.api.conftest import BODY
 from tests.app.api.routes.test_evaluations import REPORT as EVALUATION
@@ -305,7 +305,7 @@ def test_a_comparison_shows_what_was_measured_when_it_was(page, client, worker, 
     assert shown["tokens of the prompt read per second"] == ("not measured", "1,234 → 2,469 (2.00x)")
     assert "perplexity" not in shown
     lease = worker.claim(client.post(f"/jobs/{finished}/evaluations", json={}).json()["id"])
-    worker.do(evaluations.save_evaluation, lease, EVALUATION)
+    worker.do(works.save_report, lease, EVALUATION)
     worker.do(outputs.succeed_without_files, lease)
     assert rows()["perplexity"] == ("2.7 → 7.4", "not measured")
 
@@ -322,7 +322,7 @@ def test_prompts_are_answered_by_both_models_later(page, client, worker, finishe
     assert "queued" in page("GET", address).text.split("before-and-after")[1].split("<form")[0]
 
     lease = worker.claim(job["id"])
-    worker.do(evaluations.save_evaluation, lease, EVALUATION)
+    worker.do(works.save_report, lease, EVALUATION)
     worker.do(outputs.succeed_without_files, lease)
     for place in (address, evaluating):
         text = page("GET", place).text
@@ -345,7 +345,7 @@ def test_a_quality_measured_later_replaces_the_prediction(page, client, worker, 
     assert all("predicted" in text for text in shown())
     job = client.post(f"/jobs/{finished}/evaluations", json={}).json()
     lease = worker.claim(job["id"])
-    worker.do(evaluations.save_evaluation, lease, EVALUATION)
+    worker.do(works.save_report, lease, EVALUATION)
     worker.do(outputs.succeed_without_files, lease)
     value = f"{EVALUATION.before.perplexity:g} → {EVALUATION.after.perplexity:g}"
     row, headline = shown()

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from app.shared.repositories import evaluations, outputs
+from app.shared.repositories import outputs, works
 from tests.app.api.conftest import BODY
 from tests.app.api.routes.test_evaluations import REPORT
 from tests.reference.reports import report_of_layers
@@ -25,7 +25,7 @@ def measure(client, worker):
         if later is not None:
             evaluating = client.post(f"/jobs/{job_id}/evaluations", json={}).json()["id"]
             lease = worker.claim(evaluating)
-            worker.do(evaluations.save_evaluation, lease, later)
+            worker.do(works.save_report, lease, later)
             worker.do(outputs.succeed_without_files, lease)
         return job_id
 

@@ -8,7 +8,7 @@ from huggingface_hub import constants
 from app.shared.encryption import decrypt
 from app.shared.models import Job
 from app.shared.outcomes import JobError
-from app.shared.repositories import outputs, pushes
+from app.shared.repositories import outputs, works
 from rocket_core.report.push import PushReport
 from tests.reference.reports import report_of_layers
 
@@ -68,7 +68,7 @@ def test_a_job_is_pushed_and_listed_on_the_page(page, client, context, finished,
         assert decrypt(settings, session.get_one(Job, job["id"]).hub_token).get_secret_value() == TOKEN
     assert "hx-get" in page("GET", f"/ui/jobs/{finished}/pushes").text
     lease = worker.claim(job["id"])
-    worker.do(pushes.save_push, lease, PUSHED)
+    worker.do(works.save_report, lease, PUSHED)
     worker.do(outputs.succeed_without_files, lease)
     texts = [page("GET", f"/ui/jobs/{finished}{part}").text for part in ("/pushes", "")]
     for text in texts:

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from app.shared.repositories import evaluations, jobs, outputs
+from app.shared.repositories import jobs, outputs, works
 from tests.app.api.routes.test_evaluations import REPORT
 from tests.worker.waiting import eventually
 
@@ -18,12 +18,12 @@ def evaluate_soon(service):
     def work(source):
         def first():
             found = service.do(
-                lambda session: evaluations.list_evaluations(session, jobs.get_job(session, source), limit=1, answers=1)
+                lambda session: works.list_work(session, jobs.get_job(session, source), "evaluation", limit=1)
             )
             return found[0].job.id if found else None
 
         lease = service.claim(eventually(first))
-        service.do(evaluations.save_evaluation, lease, REPORT)
+        service.do(works.save_report, lease, REPORT)
         service.do(outputs.succeed_without_files, lease)
 
     def evaluate_soon(source):

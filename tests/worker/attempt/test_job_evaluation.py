@@ -7,7 +7,7 @@ import pytest
 
 from app.shared.errors import ArtifactExpiredError, ConflictError
 from app.shared.models import Artifact
-from app.shared.repositories import evaluations, jobs
+from app.shared.repositories import jobs, works
 from app.shared.storage import open_store
 from rocket_core.report.schema import CompressionReport
 from tests.worker.threads import ThreadedAttempt as Attempt
@@ -39,7 +39,7 @@ def source(model, submit, attempt):
 def reports(database):
     def reports(source):
         with database.snapshot() as session:
-            return [found.report for found in evaluations.list_evaluations(session, source, limit=9, answers=9)]
+            return [found.report for found in works.list_work(session, source, "evaluation", limit=9)]
 
     return reports
 

@@ -9,7 +9,7 @@ from huggingface_hub import constants, utils
 from pydantic import SecretStr
 
 from app.shared.encryption import encrypt
-from app.shared.repositories import jobs, pushes
+from app.shared.repositories import jobs, works
 from app.shared.requests import JobRequest, PushRequest
 from tests.loopback_service import free_port, wait_for
 from tests.reference.upload_hub import LARGE_BYTES, TOKEN, UploadHub
@@ -59,7 +59,7 @@ def push(database, settings):
     def push(job_id, token=TOKEN, **body):
         with database.transaction() as session:
             source = JobRequest.model_validate(jobs.get_job(session, job_id).request)
-            wanted = PushRequest(**{"repository": REPO} | body).job_request(job_id, source, "factored", None)
+            wanted = PushRequest(**{"repository": REPO, "export": "factored"} | body).job_request(job_id, source, None)
             stored = None if token is None else encrypt(settings, SecretStr(token))
             return jobs.create_job(session, wanted, max_attempts=3, hub_token=stored).job.id
 
@@ -86,7 +86,7 @@ def expected(finished, published):
 def report_of(database):
     def report_of(job):
         with database.snapshot() as session:
-            return pushes.find_push(session, job)
+            return works.find_report(session, job)
 
     return report_of
 

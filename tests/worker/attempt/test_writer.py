@@ -101,8 +101,8 @@ def test_layers_and_allocation_wait_for_the_database(writer, database, held, oth
     ended = threading.Event()
 
     def work():
-        writer.on_profile(0, PROFILE)
-        writer.on_allocation([("a", DENSE)])
+        writer.write(outputs.save_layer_profile, 0, PROFILE)
+        writer.write(outputs.save_allocation, [("a", DENSE)])
         ended.set()
 
     thread = threading.Thread(target=work)
@@ -119,7 +119,7 @@ def test_layers_and_allocation_wait_for_the_database(writer, database, held, oth
 def test_waiting_for_the_database_has_a_limit(hasty_database, held, other_writer):
     writer = ProgressWriter(hasty_database, held, patience=0, max_profiles=1)
     with pytest.raises(DatabaseUnavailableError):
-        writer.on_profile(0, PROFILE)
+        writer.write(outputs.save_layer_profile, 0, PROFILE)
 
 
 def test_a_writer_that_lost_its_job_is_fenced_out(writer, database):
@@ -127,8 +127,8 @@ def test_a_writer_that_lost_its_job_is_fenced_out(writer, database):
         sweeps.reclaim_from(session)
     for word in (
         lambda: writer.on_progress(at("calibrating", 0.1)),
-        lambda: writer.on_profile(0, PROFILE),
-        lambda: writer.on_allocation([("a", DENSE)]),
+        lambda: writer.write(outputs.save_layer_profile, 0, PROFILE),
+        lambda: writer.write(outputs.save_allocation, [("a", DENSE)]),
     ):
         with pytest.raises(FencedOutError):
             word()

@@ -1,7 +1,7 @@
 import pytest
 
 from app.shared.lifecycle import Status
-from app.shared.repositories import evaluations, outputs
+from app.shared.repositories import evaluations, outputs, works
 from rocket_core.report.answers import AnswerToken, ComparedAnswer
 from rocket_core.report.quality import Difference, EvaluationReport, ModelQuality
 from tests.app.api.conftest import BODY
@@ -59,8 +59,8 @@ def test_a_finished_job_can_be_evaluated(client, worker, done):
     assert client.get(f"{done}/evaluations").json()["data"] == [{"job": job, "report": None}]
 
     lease = worker.claim(job["id"])
-    assert worker.do(evaluations.save_evaluation, lease, REPORT)
-    assert not worker.do(evaluations.save_evaluation, lease, REPORT)
+    assert worker.do(works.save_report, lease, REPORT)
+    assert not worker.do(works.save_report, lease, REPORT)
     assert worker.do(outputs.succeed_without_files, lease) == Status.SUCCEEDED
     [found] = client.get(f"{done}/evaluations").json()["data"]
     assert found["job"]["status"] == "succeeded"
@@ -73,7 +73,7 @@ def test_only_the_newest_evaluations_have_answers(client, worker, done):
     for samples in range(1, 6):
         job = client.post(f"{done}/evaluations", json={"samples": samples}).json()
         if samples < 5:
-            assert worker.do(evaluations.save_evaluation, worker.claim(job["id"]), REPORT)
+            assert worker.do(works.save_report, worker.claim(job["id"]), REPORT)
     data = client.get(f"{done}/evaluations").json()["data"]
     reports = [None if one["report"] is None else EvaluationReport.model_validate(one["report"]) for one in data]
     assert reports == [None, REPORT, REPORT, REPORT, REPORT.model_copy(update={"answers": ()})]
@@ -81,7 +81,7 @@ def test_only_the_newest_evaluations_have_answers(client, worker, done):
 
 def test_lists_read_no_answers(client, worker, context, done):
     job = client.post(f"{done}/evaluations", json={}).json()
-    assert worker.do(evaluations.save_evaluation, worker.claim(job["id"]), REPORT)
+    assert worker.do(works.save_report, worker.claim(job["id"]), REPORT)
     without = REPORT.model_copy(update={"answers": ()})
     source, owner = done.removeprefix("/jobs/"), "local"
     with context.database.snapshot() as session:
@@ -157,7 +157,7 @@ def test_a_quality_measured_later_replaces_the_prediction(client, worker, done):
     for perplexity in (7.4, 6.8):
         after = ModelQuality(negative_log_likelihood=2.0, perplexity=perplexity)
         lease = worker.claim(client.post(f"{done}/evaluations", json={}).json()["id"])
-        worker.do(evaluations.save_evaluation, lease, REPORT.model_copy(update={"after": after}))
+        worker.do(works.save_report, lease, REPORT.model_copy(update={"after": after}))
         worker.do(outputs.succeed_without_files, lease)
         assert shown()[:2] == (f"2.7 → {perplexity}", True)
         tags.add(shown()[2])
@@ -169,6 +169,6 @@ def test_a_measured_quality_is_kept(client, worker, submitted, result):
     worker.result = result.model_copy(update={"quality": "10 → 10.3", "quality_is_measured": True})
     worker.succeed(submitted, {"factored/model.safetensors": b"1"})
     lease = worker.claim(client.post(f"/jobs/{submitted}/evaluations", json={}).json()["id"])
-    worker.do(evaluations.save_evaluation, lease, REPORT)
+    worker.do(works.save_report, lease, REPORT)
     worker.do(outputs.succeed_without_files, lease)
     assert client.get(f"/jobs/{submitted}").json()["result"]["quality"] == "10 → 10.3"

@@ -11,7 +11,7 @@ from app.main import create_app
 from app.shared.encryption import decrypt
 from app.shared.models import Job
 from app.shared.outcomes import JobError
-from app.shared.repositories import leases, outputs, pushes
+from app.shared.repositories import leases, outputs, works
 from rocket_core.report.push import PushReport
 from tests.app.api.conftest import BODY
 from tests.app.conftest import local_client
@@ -73,7 +73,7 @@ def test_the_files_of_a_job_are_pushed_by_another(client, finish, worker):
     assert job["push"] == {"repository": REPO, "private": True, "export": "factored"}
     listed = f"/jobs/{finished}/pushes"
     assert client.get(listed).json()["data"] == [{"job": job, "report": None}]
-    worker.do(pushes.save_push, worker.claim(job["id"]), PUSHED)
+    worker.do(works.save_report, worker.claim(job["id"]), PUSHED)
     assert client.get(listed).json()["data"][0]["report"] == PUSHED.model_dump()
     events = client.get(f"/jobs/{job['id']}/events").json()["data"]
     assert events[-1]["data"] == {"repository": REPO, "url": PUSHED.url, "commit": PUSHED.commit}
@@ -184,10 +184,10 @@ def test_a_published_push_never_changes(client, finish, worker, context):
     job_id = push(client, finish()).json()["id"]
     lease = worker.claim(job_id)
     with context.database.transaction() as session:
-        assert pushes.save_push(session, lease, PUSHED)
+        assert works.save_report(session, lease, PUSHED)
         other = PUSHED.model_copy(update={"commit": "f00d"})
-        assert not pushes.save_push(session, lease, other)
-        assert pushes.find_push(session, leases.lock_leased_job(session, lease)) == PUSHED
+        assert not works.save_report(session, lease, other)
+        assert works.find_report(session, leases.lock_leased_job(session, lease)) == PUSHED
 
 
 def test_the_record_of_a_job_names_its_pushes(client, finish):
