@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import typer
+
 
 @dataclass(frozen=True, slots=True)
 class Without:
@@ -53,6 +55,15 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
+
+
+class CommandGroup(typer.Typer):
+    """Commands whose parameters may be groups of options."""
+
+    def command(self, *args: Any, **kwargs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return the decorator of a command, with the arguments of `typer.Typer.command`."""
+        register = super().command(*args, **kwargs)
+        return lambda command: register(expand_groups(command))
 
 
 def _group_of(annotation: Any) -> tuple[type | None, frozenset[str]]:

@@ -1,8 +1,10 @@
 """Arguments and options of the commands, each declared once."""
 
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,23 +42,50 @@ class ExportChoice(StrEnum):
     GGUF = "gguf"
 
 
-_EXPORTS = ", ".join(ExportChoice)
-_WINDOW_DEFAULT = "1024, or the model's maximum if that is less"
+def argument(metavar: str, text: str, shown: bool | str = True, **more: Any) -> Any:
+    """Return the declaration of an argument.
 
-# Headings of the help, under which advanced options follow the others.
-_DATA = "Calibration and evaluation"
-_METHOD = "Method"
-_RUN = "Model and files"
+    Args:
+        metavar: its name in the help.
+        text: its help.
+        shown: the default that the help shows; True is the value itself.
+        more: further arguments of `typer.Argument`.
+    """
+    return typer.Argument(metavar=metavar, help=text, show_default=shown, **more)
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help="A local folder, or a repository on the Hugging Face Hub.", show_default=False
-    ),
-]
-Output = Annotated[
-    Path, typer.Argument(metavar="OUT", help="Output folder; each export is written to its own subfolder.")
-]
+
+def option(metavar: str | None, text: str, shown: bool | str = True, *, name: str | None = None, **more: Any) -> Any:
+    """Return the declaration of an option that takes a value.
+
+    Args:
+        metavar: what the help shows for the value; None takes the name of its type.
+        text: its help.
+        shown: the default that the help shows; True is the value itself.
+        name: its name, if it is not that of the parameter.
+        more: further arguments of `typer.Option`.
+    """
+    names = () if name is None else (name,)
+    return typer.Option(*names, metavar=metavar, help=text, show_default=shown, **more)
+
+
+# Under these headings of the help, advanced options follow the others.
+_DATA, _METHOD, _RUN = "Calibration and evaluation", "Method", "Model and files"
+_of_data, _of_method, _of_run = (partial(option, rich_help_panel=panel) for panel in (_DATA, _METHOD, _RUN))
+
+
+def _reader(parse: Callable[[str], int]) -> Callable[[str | int], int]:
+    """Return the parser of an option, whose errors are those of the command line."""
+
+    def read(given: str | int) -> int:
+        try:
+            return parse(str(given))  # defaults are parsed as well
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return read
+
+
+_size, _tokens = _reader(parse_size), _reader(parse_tokens)
 
 
 def _ratio(text: str) -> float:
@@ -72,158 +101,135 @@ def _ratio(text: str) -> float:
     return value
 
 
+_EXPORTS = ", ".join(ExportChoice)
+_WINDOW_DEFAULT = "1024, or the model's maximum if that is less"
+_EVALUATION = config.EvaluationConfig()
+_TASKS = (
+    f"Zero-shot task: {', '.join(config.HUB_TASKS)}, or a %s file of items; repeatable. Requires the "
+    "`evaluation` extra."
+)
+
+Model = Annotated[str, argument("MODEL", "A local folder, or a repository on the Hugging Face Hub.", shown=False)]
+Output = Annotated[Path, argument("OUT", "Output folder; each export is written to its own subfolder.")]
 Ratio = Annotated[
     float | None,
-    typer.Option(
-        metavar="R",
-        parser=_ratio,
-        help="Fraction of the compressible parameters to remove, at least 0 and less than 1, such as 0.3 or 30%. One "
+    option(
+        "R",
+        "Fraction of the compressible parameters to remove, at least 0 and less than 1, such as 0.3 or 30%. One "
         "of this, --size and --bits is required.",
-        show_default=False,
+        shown=False,
+        parser=_ratio,
     ),
 ]
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 Size = Annotated[
     int | None,
-    typer.Option(
-        metavar="SIZE",
-        parser=_size,
-        help="Maximum size of the weights on disk, in the format that --for decides: a number of bytes, or 500MB, "
+    option(
+        "SIZE",
+        "Maximum size of the weights on disk, in the format that --for decides: a number of bytes, or 500MB, "
         "1.5GiB. Instead of --ratio.",
-        show_default=False,
+        shown=False,
+        parser=_size,
     ),
 ]
 Bits = Annotated[
     float | None,
-    typer.Option(
-        metavar="N",
-        help="Maximum bits per weight of the compressible layers, scales and masks included, above 0 and up to 16, "
+    option(
+        "N",
+        "Maximum bits per weight of the compressible layers, scales and masks included, above 0 and up to 16, "
         "such as 4.5. Instead of --ratio.",
-        show_default=False,
+        shown=False,
     ),
 ]
-
-
-def _tokens(given: str | int) -> int:
-    try:
-        return parse_tokens(str(given))  # defaults are parsed as well
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 HealingTokens = Annotated[
     int,
-    typer.Option(
-        "--tokens",
-        metavar="N",
-        parser=_tokens,
-        help="Tokens to read, such as 500k or 2M; text that has fewer is read again.",
+    option(
+        "N", "Tokens to read, such as 500k or 2M; text that has fewer is read again.", name="--tokens", parser=_tokens
     ),
 ]
 Heal = Annotated[
     int | None,
-    typer.Option(
-        "--heal",
-        metavar="TOKENS",
-        parser=_tokens,
-        help="Train the numbers that the result stores towards the original's predictions, on this many tokens of the "
+    option(
+        "TOKENS",
+        "Train the numbers that the result stores towards the original's predictions, on this many tokens of the "
         "calibration text, such as 2M: recovers part of the loss at the same size. Requires memory for two copies of "
         "the model. Not with --for vllm or llama.cpp.",
-        show_default="no training",
+        "no training",
+        name="--heal",
+        parser=_tokens,
     ),
 ]
 Calibration = Annotated[
     str,
-    typer.Option(
-        metavar="NAME_OR_PATH",
-        help="Calibration text: best a .txt or .jsonl file like what the model will read; or "
+    option(
+        "NAME_OR_PATH",
+        "Calibration text: best a .txt or .jsonl file like what the model will read; or "
         f"{config.BUILTIN_DATASET} (CPython's documentation, offline), {', '.join(config.HUB_DATASETS)}. For an image "
         "or audio model: a folder of .png and .jpg files or of .wav files, or "
         f"{config.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
     ),
 ]
-_SAMPLES = typer.Option(
-    metavar="N", help="Number of calibration windows (text, audio) or images.", rich_help_panel=_DATA
-)
+_SAMPLES = _of_data("N", "Number of calibration windows (text, audio) or images.")
 Samples = Annotated[int, _SAMPLES]
-SequenceLength = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Tokens per window.", show_default=_WINDOW_DEFAULT, rich_help_panel=_DATA),
-]
-_SEED = typer.Option(metavar="N", help="Seed for drawing the windows.", rich_help_panel=_DATA)
+SequenceLength = Annotated[int | None, _of_data("N", "Tokens per window.", _WINDOW_DEFAULT)]
+_SEED = _of_data("N", "Seed for drawing the windows.")
 Seed = Annotated[int, _SEED]
-_OBJECTIVE = typer.Option(
-    metavar="NAME",
-    help=f"What to minimise: {'; '.join(f'{name}, the {error}' for name, error in ERROR_NAMES.items())}, with a cap on "
+_OBJECTIVE = _of_method(
+    "NAME",
+    f"What to minimise: {'; '.join(f'{name}, the {error}' for name, error in ERROR_NAMES.items())}, with a cap on "
     "the error of each layer.",
-    show_default="the preset's",
-    rich_help_panel=_METHOD,
+    "the preset's",
 )
 Objective = Annotated[config.Objective | None, _OBJECTIVE]
 Preset = Annotated[
     config.Preset | None,
-    typer.Option(
-        metavar="NAME",
-        help="Named settings: fast, best (lower loss, about twice as long), max (best with --refine, about four times "
+    option(
+        "NAME",
+        "Named settings: fast, best (lower loss, about twice as long), max (best with --refine, about four times "
         "as long), or paper (exactly the paper's algorithm). Explicit options take precedence.",
-        show_default=config.DEFAULT_PRESET,
+        config.DEFAULT_PRESET,
     ),
 ]
 Engine = Annotated[
     EngineName | None,
-    typer.Option(
-        "--for",
-        metavar="ENGINE",
-        help=f"What will run the result: {', '.join(ENGINES)}; rocket is transformers with rocket_core.hf. Decides how "
+    option(
+        "ENGINE",
+        f"What will run the result: {', '.join(ENGINES)}; rocket is transformers with rocket_core.hf. Decides how "
         "layers may be stored, and which files are written.",
-        show_default="rocket",
+        "rocket",
+        name="--for",
     ),
 ]
 Method = Annotated[
     config.Method | None,
-    typer.Option(
-        metavar="NAME",
-        help="rocket, or a baseline: rocket-uniform, svd-llm, cospadi, magnitude, wanda, sparsegpt; or rtn or gptq, "
+    _of_method(
+        "NAME",
+        "rocket, or a baseline: rocket-uniform, svd-llm, cospadi, magnitude, wanda, sparsegpt; or rtn or gptq, "
         "which take --code-bits instead of --ratio, --size or --bits.",
-        show_default="rocket",
-        rich_help_panel=_METHOD,
+        "rocket",
     ),
 ]
 CodeBits = Annotated[
     list[int] | None,
-    typer.Option(
-        metavar="N",
-        help="Bits of a weight's code, 2 to 8: those to choose from with --size, --bits or --budget bytes "
+    _of_method(
+        "N",
+        "Bits of a weight's code, 2 to 8: those to choose from with --size, --bits or --budget bytes "
         "(repeatable; then no layer is entropy coded or has factors of codes), or the one of --method rtn or gptq.",
-        show_default="all; 4 for rtn and gptq",
-        rich_help_panel=_METHOD,
+        "all; 4 for rtn and gptq",
     ),
 ]
 GroupSize = Annotated[
     list[int] | None,
-    typer.Option(
-        metavar="N",
-        help="Inputs that share a scale, 8, 16, 32, 64, 128, or 0 for all of an output: those to choose from "
+    _of_method(
+        "N",
+        "Inputs that share a scale, 8, 16, 32, 64, 128, or 0 for all of an output: those to choose from "
         "(repeatable), or the one of --method rtn or gptq, from 32 on.",
-        show_default="all but 128; 32 for rtn and gptq",
-        rich_help_panel=_METHOD,
+        "all but 128; 32 for rtn and gptq",
     ),
 ]
 ValueBits = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        help="With --ratio of parameters: bits of each number that is kept, 16, 8 or 4; 8 and 4 round afterwards.",
-        show_default="16",
-        rich_help_panel=_METHOD,
+    _of_method(
+        "N", "With --ratio of parameters: bits of each number that is kept, 16, 8 or 4; 8 and 4 round afterwards.", "16"
     ),
 ]
 Refine = Annotated[
@@ -244,63 +250,37 @@ CalibrateAllExperts = Annotated[
         show_default=False,
     ),
 ]
-Budget = Annotated[
-    BudgetUnit | None,
-    typer.Option(
-        metavar="UNIT",
-        help="Unit of the ratio: parameters or bytes.",
-        show_default="parameters",
-        rich_help_panel=_METHOD,
-    ),
-]
+Budget = Annotated[BudgetUnit | None, _of_method("UNIT", "Unit of the ratio: parameters or bytes.", "parameters")]
 Include = Annotated[
     list[IncludeChoice] | None,
-    typer.Option(
-        metavar="WHAT",
-        help="What to compress besides the layers in the language model's blocks: embeddings (token embedding and "
+    _of_method(
+        "WHAT",
+        "What to compress besides the layers in the language model's blocks: embeddings (token embedding and "
         "head), vision (the tower for images, which needs --calibration with images), or none; repeatable. By default "
         "embeddings with --size, none otherwise.",
-        show_default=False,
-        rich_help_panel=_METHOD,
+        shown=False,
     ),
 ]
 Ignore = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PATTERN",
-        help="Layers not to compress, such as '*.down_proj' or lm_head; repeatable.",
-        rich_help_panel=_METHOD,
-    ),
+    list[str] | None, _of_method("PATTERN", "Layers not to compress, such as '*.down_proj' or lm_head; repeatable.")
 ]
 Export = Annotated[
     list[ExportChoice] | None,
-    typer.Option(
-        metavar="KIND",
-        help=f"Format to write: {_EXPORTS}; repeatable. `rocket export` makes others later.",
-        show_default="the one that the engine reads",
-        rich_help_panel=_RUN,
+    _of_run(
+        "KIND",
+        f"Format to write: {_EXPORTS}; repeatable. `rocket export` makes others later.",
+        "the one that the engine reads",
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_RUN)]
-_DTYPE = typer.Option(
-    metavar="DTYPE",
-    help="Data type in which the model runs and is stored: auto (that of the checkpoint), float32, float16 or "
-    "bfloat16.",
-    rich_help_panel=_RUN,
+Device = Annotated[str, _of_run("DEVICE", "auto, cpu, cuda, cuda:1, ...")]
+_DTYPE = _of_run(
+    "DTYPE",
+    "Data type in which the model runs and is stored: auto (that of the checkpoint), float32, float16 or bfloat16.",
 )
 Dtype = Annotated[config.StorageDtype, _DTYPE]
-_PRECISION = typer.Option(
-    metavar="DTYPE",
-    help="Precision of the factorization: float32, or float64, which is slower.",
-    rich_help_panel=_METHOD,
-)
+_PRECISION = _of_method("DTYPE", "Precision of the factorization: float32, or float64, which is slower.")
 Precision = Annotated[config.Precision, _PRECISION]
-Revision = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="Branch, tag or commit of the repository.", show_default="main", rich_help_panel=_RUN
-    ),
-]
+Revision = Annotated[str | None, _of_run("NAME", "Branch, tag or commit of the repository.", "main")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")]
 Energy = Annotated[
     bool,
@@ -312,145 +292,96 @@ Energy = Annotated[
 ]
 Profiles = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Cache layer profiles and calibration statistics in this folder, and reuse them: another ratio "
+    _of_run(
+        "DIR",
+        "Cache layer profiles and calibration statistics in this folder, and reuse them: another ratio "
         "then needs no second calibration.",
-        show_default="no cache",
-        rich_help_panel=_RUN,
+        "no cache",
     ),
 ]
 Table = Annotated[bool, typer.Option("--table", help="Show all layers in the table, however many.")]
-HealedFrom = Annotated[
-    Path,
-    typer.Argument(metavar="ARTIFACT", help="A factored export, or the output folder of `rocket compress`."),
-]
+HealedFrom = Annotated[Path, argument("ARTIFACT", "A factored export, or the output folder of `rocket compress`.")]
 HealingText = Annotated[
     str | None,
-    typer.Option(
-        "--calibration",
-        metavar="NAME",
-        help="Text to train on: the same names as for `rocket submit`.",
-        show_default="that of the job",
+    option(
+        "NAME",
+        "Text to train on: the same names as for `rocket submit`.",
+        "that of the job",
+        name="--calibration",
         autocompletion=completion.calibration_names,
     ),
 ]
-HealingLength = Annotated[
-    int | None,
-    typer.Option("--sequence-length", metavar="N", help="Tokens per window.", show_default="that of the job"),
-]
-HealingSeed = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", help="Seed for drawing the windows.", show_default="that of the job"),
-]
+HealingLength = Annotated[int | None, option("N", "Tokens per window.", "that of the job", name="--sequence-length")]
+HealingSeed = Annotated[int | None, option("N", "Seed for drawing the windows.", "that of the job", name="--seed")]
 Original = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        help="The model that it was made from: a local folder, or a repository on the Hub.",
-        show_default="the repository that its report names",
+    option(
+        "MODEL",
+        "The model that it was made from: a local folder, or a repository on the Hub.",
+        "the repository that its report names",
+        name="--model",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write the report, or an error, to stdout as JSON.")]
 
-Text = Annotated[Path, typer.Option(metavar="FILE", help='A .txt file, or a .jsonl file of {"text": ...} documents.')]
-Limit = Annotated[int | None, typer.Option(metavar="N", help="Maximum number of windows to read.", show_default="all")]
+Text = Annotated[Path, option("FILE", 'A .txt file, or a .jsonl file of {"text": ...} documents.')]
+Limit = Annotated[int | None, option("N", "Maximum number of windows to read.", "all")]
 Against = Annotated[
-    str | None,
-    typer.Option(metavar="ORIGINAL", help="The original of MODEL: measure it too, and how far MODEL deviates from it."),
+    str | None, option("ORIGINAL", "The original of MODEL: measure it too, and how far MODEL deviates from it.")
 ]
 Stride = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        help="Tokens from the start of one window to the next; a smaller stride gives tokens more context, "
+    option(
+        "N",
+        "Tokens from the start of one window to the next; a smaller stride gives tokens more context, "
         "but takes longer.",
-        show_default="the window's length",
+        "the window's length",
     ),
 ]
-_TASK_ITEMS = typer.Option(
-    metavar="N", help="Maximum number of items per task.", show_default="all", rich_help_panel=_DATA
-)
+_TASK_ITEMS = _of_data("N", "Maximum number of items per task.", "all")
 TaskItems = Annotated[int | None, _TASK_ITEMS]
-_TASKS = (
-    f"Zero-shot task: {', '.join(config.HUB_TASKS)}, or a %s file of items; repeatable. Requires the "
-    "`evaluation` extra."
-)
-Tasks = Annotated[
-    list[str] | None, typer.Option("--task", metavar="NAME_OR_FILE", help=_TASKS % ".jsonl", rich_help_panel=_DATA)
-]
+Tasks = Annotated[list[str] | None, _of_data("NAME_OR_FILE", _TASKS % ".jsonl", name="--task")]
 
-# Options of an evaluation within a compression.
-_EVALUATION = config.EvaluationConfig()
 Storage = Annotated[
     config.Storage | None,
-    typer.Option(
-        metavar="WHAT",
-        help="What a size keeps small: the file, where layers may be entropy coded, or the memory as well.",
-        show_default="file",
-        rich_help_panel=_METHOD,
+    _of_method(
+        "WHAT", "What a size keeps small: the file, where layers may be entropy coded, or the memory as well.", "file"
     ),
 ]
 EvaluateOn = Annotated[
     str | None,
-    typer.Option(
-        "--evaluate",
-        metavar="NAME_OR_FILE",
-        help="Evaluate the original and the compressed model on this text afterwards; the same names as for "
-        "--calibration. "
+    option(
+        "NAME_OR_FILE",
+        "Evaluate the original and the compressed model on this text afterwards; the same names as for --calibration. "
         "Requires memory for the whole model.",
-        show_default="no evaluation",
+        "no evaluation",
+        name="--evaluate",
     ),
 ]
 EvaluateJobOn = Annotated[
     str | None,
-    typer.Option(
-        "--evaluate",
-        metavar="NAME",
-        help="Text that both models read; the same names as for `rocket submit --calibration`.",
-        show_default=config.BUILTIN_DATASET,
+    option(
+        "NAME",
+        "Text that both models read; the same names as for `rocket submit --calibration`.",
+        config.BUILTIN_DATASET,
+        name="--evaluate",
     ),
 ]
-EvaluateSamples = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Number of evaluation windows.", show_default=str(_EVALUATION.samples), rich_help_panel=_DATA
-    ),
-]
-EvaluateLength = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Tokens per evaluation window.", show_default=_WINDOW_DEFAULT, rich_help_panel=_DATA
-    ),
-]
+EvaluateSamples = Annotated[int | None, _of_data("N", "Number of evaluation windows.", str(_EVALUATION.samples))]
+EvaluateLength = Annotated[int | None, _of_data("N", "Tokens per evaluation window.", _WINDOW_DEFAULT)]
 EvaluateStride = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Tokens from the start of one evaluation window to the next.",
-        show_default="the window's length",
-        rich_help_panel=_DATA,
-    ),
+    int | None, _of_data("N", "Tokens from the start of one evaluation window to the next.", "the window's length")
 ]
 Prompts = Annotated[
     list[str] | None,
-    typer.Option(
-        "--prompt",
-        metavar="TEXT",
-        help="Prompt that the original and the compressed model both answer; shows where they diverge. Repeatable.",
-        rich_help_panel=_DATA,
+    _of_data(
+        "TEXT",
+        "Prompt that the original and the compressed model both answer; shows where they diverge. Repeatable.",
+        name="--prompt",
     ),
 ]
 AnswerTokens = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Tokens of the longest answer to a prompt.",
-        show_default=str(_EVALUATION.answer_tokens),
-        rich_help_panel=_DATA,
-    ),
+    int | None, _of_data("N", "Tokens of the longest answer to a prompt.", str(_EVALUATION.answer_tokens), min=1)
 ]
 Benchmark = Annotated[
     bool,
@@ -459,56 +390,46 @@ Benchmark = Annotated[
         help="Measure speed and memory of the original and of each export afterwards. Requires memory for all of them.",
     ),
 ]
-ServerTasks = Annotated[
-    list[str] | None,
-    typer.Option("--task", metavar="NAME", help=_TASKS % "local/FILE.jsonl", rich_help_panel=_DATA),
-]
+ServerTasks = Annotated[list[str] | None, _of_data("NAME", _TASKS % "local/FILE.jsonl", name="--task")]
 
 
 # Options of commands that talk to a server. Only given options are sent; the server has the defaults.
-Server = Annotated[
-    str, typer.Option(metavar="URL", envvar=SERVER_VARIABLE, help="Address of the server.", show_default=DEFAULT_SERVER)
-]
-JobId = Annotated[
-    str,
-    typer.Argument(metavar="JOB", help="Id of a job, as listed by `rocket jobs`.", autocompletion=completion.job_ids),
-]
+Server = Annotated[str, option("URL", "Address of the server.", DEFAULT_SERVER, envvar=SERVER_VARIABLE)]
+JobId = Annotated[str, argument("JOB", "Id of a job, as listed by `rocket jobs`.", autocompletion=completion.job_ids)]
 JobOrProfile = Annotated[
     str,
-    typer.Argument(
-        metavar="JOB_OR_PROFILE",
-        help="Id of a profile, or of a job that has profiled its layers.",
+    argument(
+        "JOB_OR_PROFILE",
+        "Id of a profile, or of a job that has profiled its layers.",
         autocompletion=completion.jobs_and_profiles,
     ),
 ]
 ServerModel = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL_ID",
-        help="local/NAME from the server's models folder, or a repository on the Hub.",
+    argument(
+        "MODEL_ID",
+        "local/NAME from the server's models folder, or a repository on the Hub.",
         autocompletion=completion.model_ids,
     ),
 ]
 EstimatedModel = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A local folder, a repository on the Hub, or local/NAME or upload/NAME of a server.",
+    argument(
+        "MODEL",
+        "A local folder, a repository on the Hub, or local/NAME or upload/NAME of a server.",
         autocompletion=completion.model_ids,
     ),
 ]
 Local = Annotated[
-    bool,
-    typer.Option("--local", help="Estimate a run on this machine even if MODEL is a repository on the Hub."),
+    bool, typer.Option("--local", help="Estimate a run on this machine even if MODEL is a repository on the Hub.")
 ]
 ServerCalibration = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"Calibration text: {config.BUILTIN_DATASET} (the default), {', '.join(config.HUB_DATASETS)}, or "
-        "local/FILE from the server's datasets folder, or the id that `rocket upload` prints. For an image or "
-        "audio model: "
-        f"local/FOLDER, or {config.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
+    option(
+        "NAME",
+        f"Calibration text: {config.BUILTIN_DATASET} (the default), {', '.join(config.HUB_DATASETS)}, or "
+        "local/FILE from the server's datasets folder, or the id that `rocket upload` prints. For an image or audio "
+        f"model: local/FOLDER, or {config.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
         autocompletion=completion.calibration_names,
     ),
 ]
@@ -516,13 +437,13 @@ ServerSamples = Annotated[int | None, _SAMPLES]
 ServerSeed = Annotated[int | None, _SEED]
 ServerDtype = Annotated[config.StorageDtype | None, _DTYPE]
 ServerPrecision = Annotated[config.Precision | None, _PRECISION]
-Metadata = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Label for the job; repeatable.")]
+Metadata = Annotated[list[str] | None, option("KEY=VALUE", "Label for the job; repeatable.")]
 HubTokenVariable = Annotated[
     str | None,
-    typer.Option(
-        "--hub-token-env",
-        metavar="VARIABLE",
-        help="Environment variable that holds a Hugging Face Hub token, for private and gated repositories.",
+    option(
+        "VARIABLE",
+        "Environment variable that holds a Hugging Face Hub token, for private and gated repositories.",
+        name="--hub-token-env",
     ),
 ]
 JobQueue = Annotated[
@@ -533,30 +454,21 @@ JobQueue = Annotated[
         show_default="the server's default",
     ),
 ]
-IdempotencyKey = Annotated[
-    str | None, typer.Option(metavar="KEY", help="A second submission with the same key returns the first job.")
-]
+IdempotencyKey = Annotated[str | None, option("KEY", "A second submission with the same key returns the first job.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job has stopped.")]
 Status = Annotated[
     str | None,
-    typer.Option(
-        metavar="STATUS",
-        help="Only jobs with this status: queued, running, cancelling, succeeded, failed or cancelled.",
+    option(
+        "STATUS",
+        "Only jobs with this status: queued, running, cancelling, succeeded, failed or cancelled.",
         autocompletion=completion.statuses,
     ),
 ]
-JobLimit = Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of jobs.")]
-After = Annotated[
-    str | None,
-    typer.Option(metavar="JOB", help="Only jobs older than this one.", autocompletion=completion.job_ids),
-]
-DownloadFolder = Annotated[
-    Path | None,
-    typer.Argument(metavar="DIR", help="Folder for the files.", show_default="a folder named after the job"),
-]
+JobLimit = Annotated[int, option("N", "Maximum number of jobs.", min=1)]
+After = Annotated[str | None, option("JOB", "Only jobs older than this one.", autocompletion=completion.job_ids)]
+DownloadFolder = Annotated[Path | None, argument("DIR", "Folder for the files.", "a folder named after the job")]
 DownloadExport = Annotated[
-    list[ExportChoice] | None,
-    typer.Option("--export", metavar="KIND", help=f"Only this export: {_EXPORTS}; repeatable.", show_default="all"),
+    list[ExportChoice] | None, option("KIND", f"Only this export: {_EXPORTS}; repeatable.", "all", name="--export")
 ]
 JsonResult = Annotated[bool, typer.Option("--json", help="Write the result, or an error, to stdout as JSON.")]

@@ -10,7 +10,6 @@ import typer
 from rocket_cli import options
 from rocket_cli.compression_options import LocalOptions
 from rocket_cli.exit_codes import reported_failures
-from rocket_cli.option_groups import expand_groups
 from rocket_cli.progress_view import hide_library_bars, print_line, progress_view
 from rocket_cli.report_table import print_report
 from rocket_cli.resuming import advise_to_resume
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from rocket_core.pipeline import Progress
 
 
-@expand_groups
 def compress(
     *,
     context: typer.Context,

@@ -8,11 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rocket_cli import options
-from rocket_cli.connection import command, connected
+from rocket_cli.connection import Connection
 from rocket_cli.plots import error_curve
 from rocket_cli.progress_view import print_line
 from rocket_cli.report_table import wide_console
-from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import Frontier, Job, Size
 from rocket_core.report.figures import ERROR_NAMES
@@ -30,21 +29,20 @@ def frontier(
     *,
     job_or_profile: options.JobOrProfile,
     table: Annotated[bool, typer.Option("--table", help="Show only the table, without the curve.")] = False,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    connection: Connection,
 ) -> None:
     """Show size and predicted error of a profiled model at every ratio, as a curve (in a terminal) and a table."""
     is_profile = job_or_profile.startswith(_PROFILE)
-    with connected(server, as_json=as_json, job_id=None if is_profile else job_or_profile) as rocket:
+    with connection.client(None if is_profile else job_or_profile) as rocket:
         profile_id = job_or_profile
         if not is_profile:
             job = rocket.get_job(job_or_profile)
             if job.profile_id is None:
-                raise InvalidArgumentError(_why_none(job, server))
+                raise InvalidArgumentError(_why_none(job, connection))
             profile_id = job.profile_id
         result = rocket.frontier(profile_id)
         model_id = rocket.get_profile(profile_id).model_id
-    if as_json:
+    if connection.as_json:
         typer.echo(result.model_dump_json(indent=2))
         return
     screen, console = Console(), wide_console()
@@ -57,13 +55,13 @@ def frontier(
     # A newer server may have other objectives.
     meaning = next((text for name, text in ERROR_NAMES.items() if name == result.objective), result.objective)
     console.print(f"Predicted error: {meaning}", style="dim")
-    print_line(f"to create one of these models: {command(server, 'submit', model_id, '--ratio', 'R')}")
+    print_line(f"to create one of these models: {connection.command('submit', model_id, '--ratio', 'R')}")
 
 
-def _why_none(job: Job, server: str) -> str:
+def _why_none(job: Job, connection: Connection) -> str:
     if job.status != "succeeded":
         return f"{job.id} is {job.status} and has no profile yet; a job has one once all layers are profiled"
-    again = command(server, "profile", job.model_id)
+    again = connection.command("profile", job.model_id)
     return (
         f"the profile of {job.id} was deleted, by a user or because it was unused for long; `{again}` with the same "
         "options creates it again"

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from rocket_cli import options
 from rocket_cli.compression_options import ServerOptions, SubmissionOptions
-from rocket_cli.option_groups import Without, expand_groups
+from rocket_cli.connection import Connection
+from rocket_cli.option_groups import Without
 from rocket_cli.submission import submit_job
-from rocket_client._defaults import DEFAULT_SERVER
 
 # All but the target, the method, the evaluation and the exports, on which a profile does not depend.
 ProfileOptions = Annotated[
@@ -17,14 +17,12 @@ ProfileOptions = Annotated[
 ]
 
 
-@expand_groups
 def profile(
     *,
     model_id: options.ServerModel,
     calibration: ProfileOptions,
     submission: SubmissionOptions,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    connection: Connection,
 ) -> None:
     """Submit a job that profiles MODEL_ID without compressing it, and print its id.
 
@@ -34,8 +32,7 @@ def profile(
     submit_job(
         lambda rocket, arguments: rocket.profile(model_id, **calibration.request(), **arguments),
         model_id,
-        calibration,
         submission,
-        server=server,
-        as_json=as_json,
+        connection,
+        calibration,
     )

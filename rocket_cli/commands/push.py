@@ -9,9 +9,8 @@ import typer
 
 from rocket_cli import options
 from rocket_cli.commands.download import bytes_view
-from rocket_cli.connection import OutageNotice, connected, hub_token
+from rocket_cli.connection import Connection, hub_token
 from rocket_cli.progress_view import print_line, progress_view
-from rocket_client._defaults import DEFAULT_SERVER
 from rocket_core.report.formatting import bytes_text
 
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ def push(
     revision: Branch = "main",
     message: Message = None,
     hub_token_env: TokenVariable = None,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    connection: Connection,
 ) -> None:
     """Push the compressed model of JOB to the Hugging Face Hub from this machine, and print the repository's address.
 
@@ -67,8 +65,7 @@ def push(
     Running the command again resumes and uploads nothing twice; the files appear in one commit.
     """
     token = hub_token(hub_token_env)
-    notice = OutageNotice(server, quiet=as_json)
-    with connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket:
+    with connection.client(job_id) as rocket:
         # Imported here because it is slow to load, and no other command needs it.
         from huggingface_hub.utils import disable_progress_bars
 
@@ -79,8 +76,8 @@ def push(
         destination = Destination(
             repository=repository, private=private, revision=revision, message=message, token=token
         )
-        with progress_view(quiet=as_json) as view:
-            show = bytes_view(view, notice)
+        with progress_view(quiet=connection.as_json) as view:
+            show = bytes_view(view, connection.notice)
 
             def announce(files: "Sequence[DownloadedFile]") -> None:
                 view.show("uploading", f"{_size(files)} to {repository}", 1.0, None)
@@ -94,7 +91,7 @@ def push(
                 on_progress=show,
                 on_upload=announce,
             )
-    if as_json:
+    if connection.as_json:
         typer.echo(json.dumps(_json(pushed), indent=2))
         return
     done = "pushed in one commit" if pushed.is_new else "all of them already there"

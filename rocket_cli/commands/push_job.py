@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocket_cli import options
-from rocket_cli.compression_options import ServerOptions, SubmissionOptions
-from rocket_cli.option_groups import Without, expand_groups
+from rocket_cli.compression_options import SubmissionOptions
+from rocket_cli.connection import Connection
+from rocket_cli.option_groups import Without
 from rocket_cli.submission import submit_job
-from rocket_client._defaults import DEFAULT_SERVER
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -41,7 +41,6 @@ TokenVariable = Annotated[
 Submission = Annotated[SubmissionOptions, Without("hub_token_env")]
 
 
-@expand_groups
 def push_job(
     *,
     job_id: options.JobId,
@@ -50,8 +49,7 @@ def push_job(
     private: Private = False,
     hub_token_env: TokenVariable = None,
     submission: Submission,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    connection: Connection,
 ) -> None:
     """Submit a job in which the server pushes the compressed model of JOB to the Hugging Face Hub, and print its id.
 
@@ -70,4 +68,4 @@ def push_job(
         return rocket.push(job_id, repository, settings, **given)
 
     given = replace(submission, hub_token_env=hub_token_env)
-    submit_job(create, job_id, ServerOptions(), given, server=server, as_json=as_json)
+    submit_job(create, job_id, given, connection)
