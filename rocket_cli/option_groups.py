@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import CommandFunctionType
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,15 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 class CommandGroup(typer.Typer):
     """Commands whose parameters may be groups of options."""
 
-    def command(self, *args: Any, **kwargs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def command(self, *args: Any, **kwargs: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """Return the decorator of a command, with the arguments of `typer.Typer.command`."""
         register = super().command(*args, **kwargs)
-        return lambda command: register(expand_groups(command))
+
+        def registered(command: CommandFunctionType) -> CommandFunctionType:
+            register(expand_groups(command))
+            return command
+
+        return registered
 
 
 def _group_of(annotation: Any) -> tuple[type | None, frozenset[str]]:

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,10 +94,10 @@ def print_report(
             console.print(line)
     if report.evaluation is not None:
         console.print()
-        _print_evaluation_report(console, report.evaluation)
+        print_evaluation_report(report.evaluation)
     if report.speed is not None:
         console.print()
-        _print_speed(console, report.speed)
+        print_speed(report.speed)
     console.print()
     if fetched_by is not None:
         console.print(f"To download it:\n\n    {fetched_by}\n")
@@ -130,6 +130,22 @@ def print_export(export: ExportReport, output: Path, report: CompressionReport |
 def wide_console() -> Console:
     """Return a console that writes to stdout without wrapping lines or interpreting markup."""
     return Console(width=_UNBOUNDED_WIDTH, markup=False, highlight=False, emoji=False)
+
+
+def text_table(columns: Sequence[str], rows: Iterable[Iterable[str]], *, right: Container[str] = ()) -> Table:
+    """Return a table without lines.
+
+    Args:
+        columns: headings.
+        rows: the text of the cells.
+        right: columns that are aligned to the right.
+    """
+    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def print_names(names: Sequence[str], kind: str, *, as_json: bool) -> None:
@@ -249,10 +265,7 @@ def _quality_table(evaluation: EvaluationReport) -> Table:
 
 def print_evaluation_report(report: EvaluationReport) -> None:
     """Write to stdout what a job has measured: quality, and the answers to prompts."""
-    _print_evaluation_report(wide_console(), report)
-
-
-def _print_evaluation_report(console: Console, report: EvaluationReport) -> None:
+    console = wide_console()
     console.print(_quality_table(report))
     print_answers(console, report.answers)
 
@@ -305,10 +318,7 @@ def _healing_lines(report: HealingReport) -> Iterable[str]:
 
 def print_speed(report: SpeedReport) -> None:
     """Write a measurement of speed to stdout: a row for each model, how it was measured, and what was not."""
-    _print_speed(wide_console(), report)
-
-
-def _print_speed(console: Console, report: SpeedReport) -> None:
+    console = wide_console()
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for number, column in enumerate(SPEED_COLUMNS):
         table.add_column(column, justify="right" if 0 < number < len(SPEED_COLUMNS) - 1 else "left")

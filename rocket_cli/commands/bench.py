@@ -22,25 +22,17 @@ if TYPE_CHECKING:
 
 _Models = Annotated[
     list[str],
-    typer.Argument(
-        metavar="MODEL",
-        help="Folders, .gguf files or folders with one, or repositories on the Hugging Face Hub; the others are "
+    options.argument(
+        "MODEL",
+        "Folders, .gguf files or folders with one, or repositories on the Hugging Face Hub; the others are "
         "compared with the first.",
-        show_default=False,
+        shown=False,
     ),
 ]
-_PromptTokens = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Tokens of the prompt.", show_default=f"{DEFAULT_PROMPT_TOKENS}, or less"),
-]
-_NewTokens = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens to generate.", show_default=f"{DEFAULT_NEW_TOKENS}, or less")
-]
-_Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds in which every model is measured once.")]
-_Threads = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Threads on the processor.", show_default="OMP_NUM_THREADS, or all processors"),
-]
+_PromptTokens = Annotated[int | None, options.option("N", "Tokens of the prompt.", f"{DEFAULT_PROMPT_TOKENS}, or less")]
+_NewTokens = Annotated[int | None, options.option("N", "Tokens to generate.", f"{DEFAULT_NEW_TOKENS}, or less")]
+_Rounds = Annotated[int, options.option("N", "Rounds in which every model is measured once.")]
+_Threads = Annotated[int | None, options.option("N", "Threads on the processor.", "OMP_NUM_THREADS, or all processors")]
 _Packed = Annotated[
     bool | None,
     typer.Option(

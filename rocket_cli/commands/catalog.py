@@ -6,24 +6,24 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
+from rocket_cli import options
 from rocket_cli.connection import Connection
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import print_names, wide_console
+from rocket_cli.report_table import print_names, text_table, wide_console
 from rocket_client.models import Profile
 from rocket_core.report.formatting import age_text, percent_text
 
-After = Annotated[str | None, typer.Option(metavar="PROFILE", help="Only profiles older than this one.")]
+After = Annotated[str | None, options.option("PROFILE", "Only profiles older than this one.")]
 # The upper bound is that of the server's pages.
-Limit = Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Maximum number of profiles.")]
+Limit = Annotated[int, options.option("N", "Maximum number of profiles.", min=1, max=100)]
 
 
 def models(
     *,
     delete: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Delete this uploaded model, upload/NAME, instead of listing models."),
+        options.option("MODEL", "Delete this uploaded model, upload/NAME, instead of listing models."),
     ] = None,
     connection: Connection,
 ) -> None:
@@ -69,13 +69,11 @@ def profiles(
 
 
 def _table(rows: Sequence[Profile], now: datetime) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for column in ("profile", "model", "calibration", "layers", "up to", "age", "used"):
-        is_number = column in {"layers", "up to", "age", "used"}
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=True)
+    cells = []
     for profile in rows:
         ages = (age_text((now - at).total_seconds()) for at in (profile.created_at, profile.used_at))
         data = f"{profile.calibration.dataset}, {profile.calibration.samples}"
-        cells = (profile.id, profile.model_id, data, str(profile.layers), percent_text(profile.reachable_ratio), *ages)
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+        reachable = percent_text(profile.reachable_ratio)
+        cells.append((profile.id, profile.model_id, data, str(profile.layers), reachable, *ages))
+    numbers = ("layers", "up to", "age", "used")
+    return text_table(("profile", "model", "calibration", *numbers), cells, right=numbers)

@@ -5,15 +5,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from rocket_cli import options
 from rocket_cli.connection import Connection
 from rocket_cli.plots import error_curve
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import wide_console
+from rocket_cli.report_table import text_table, wide_console
 from rocket_client.errors import InvalidArgumentError
-from rocket_client.models import Frontier, Job, Size
+from rocket_client.models import Frontier, Job
 from rocket_core.report.figures import ERROR_NAMES
 from rocket_core.report.formatting import bytes_text, percent_text
 
@@ -69,17 +68,11 @@ def _why_none(job: Job, connection: Connection) -> str:
 
 
 def _table(result: Frontier, longest: int, block: str) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for column in ("ratio", "size", "of original", "", "predicted error"):
-        table.add_column(column, justify="left" if column == "" else "right", no_wrap=True)
-    for point in _shown(result.data):
-        fraction = point.model_bytes / result.dense_bytes
-        bar = block * round(longest * fraction)
-        size = bytes_text(point.model_bytes)
-        cells = (f"{point.ratio:.2f}", size, percent_text(fraction), bar, f"{point.error:.3g}")
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
-
-
-def _shown(points: tuple[Size, ...]) -> list[Size]:
-    return [point for index, point in enumerate(points) if index % _STEP == 0 or index == len(points) - 1]
+    numbers = ("ratio", "size", "of original", "predicted error")
+    rows = []
+    for index, point in enumerate(result.data):
+        if index % _STEP == 0 or index == len(result.data) - 1:
+            fraction = point.model_bytes / result.dense_bytes
+            bar, size = block * round(longest * fraction), bytes_text(point.model_bytes)
+            rows.append((f"{point.ratio:.2f}", size, percent_text(fraction), bar, f"{point.error:.3g}"))
+    return text_table((*numbers[:3], "", numbers[3]), rows, right=numbers)

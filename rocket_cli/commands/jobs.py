@@ -9,13 +9,12 @@ from typing import assert_never
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from rocket_cli import options
 from rocket_cli.connection import Connection, hub_token
 from rocket_cli.following import follow_job
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import print_report, wide_console
+from rocket_cli.report_table import print_report, text_table, wide_console
 from rocket_client.models import Job
 from rocket_core.config import stage_label
 from rocket_core.report.formatting import age_text, bytes_text, percent_text, progress_text
@@ -101,14 +100,13 @@ def retry(
 
 
 def _table(rows: Sequence[Job], now: datetime) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for column in ("job", "status", "progress", "model", "target", "size", "quality", "age"):
-        table.add_column(column, justify="right" if column in {"target", "size", "age"} else "left", no_wrap=True)
-    for job in rows:
-        age = age_text((now - job.created_at).total_seconds())
-        cells = (job.id, job.status, _progress(job), job.model_id, _target(job), *_result(job), age)
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+    columns = ("job", "status", "progress", "model", "target", "size", "quality", "age")
+    ages = (age_text((now - job.created_at).total_seconds()) for job in rows)
+    cells = (
+        (job.id, job.status, _progress(job), job.model_id, _target(job), *_result(job), age)
+        for job, age in zip(rows, ages, strict=True)
+    )
+    return text_table(columns, cells, right=("target", "size", "age"))
 
 
 def _result(job: Job) -> tuple[str, str]:

@@ -18,31 +18,22 @@ if TYPE_CHECKING:
     from rocket_client.hub_push import PushedExport
 
 
-Repository = Annotated[
-    str, typer.Argument(metavar="REPO", help="NAMESPACE/NAME on the Hub; created if necessary.", show_default=False)
-]
+Repository = Annotated[str, options.argument("REPO", "NAMESPACE/NAME on the Hub; created if necessary.", shown=False)]
 Export = Annotated[
     options.ExportChoice | None,
-    typer.Option(
-        metavar="KIND", help="Export to push, such as factored or gguf.", show_default="the one made for the engine"
-    ),
+    options.option("KIND", "Export to push, such as factored or gguf.", "the one made for the engine"),
 ]
-Folder = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Folder for the download.", show_default="a folder in the user's cache"),
-]
+Folder = Annotated[Path | None, options.option("DIR", "Folder for the download.", "a folder in the user's cache")]
 Private = Annotated[bool, typer.Option("--private", help="Require the repository to be private.")]
-Branch = Annotated[str, typer.Option("--revision", metavar="BRANCH", help="Branch to push to; created if necessary.")]
-Message = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Commit message.", show_default="model, ratio and export")
-]
+Branch = Annotated[str, options.option("BRANCH", "Branch to push to; created if necessary.", name="--revision")]
+Message = Annotated[str | None, options.option("TEXT", "Commit message.", "model, ratio and export")]
 TokenVariable = Annotated[
     str | None,
-    typer.Option(
-        "--hub-token-env",
-        metavar="VARIABLE",
-        help="Environment variable that holds a Hugging Face Hub token with write access.",
-        show_default="HF_TOKEN, or the token of `hf auth login`",
+    options.option(
+        "VARIABLE",
+        "Environment variable that holds a Hugging Face Hub token with write access.",
+        "HF_TOKEN, or the token of `hf auth login`",
+        name="--hub-token-env",
     ),
 ]
 

@@ -17,24 +17,20 @@ if TYPE_CHECKING:
     from rocket_client.client import Rocket
     from rocket_client.models import Job
 
-Repository = Annotated[
-    str, typer.Argument(metavar="REPO", help="NAMESPACE/NAME on the Hub; created if necessary.", show_default=False)
-]
+Repository = Annotated[str, options.argument("REPO", "NAMESPACE/NAME on the Hub; created if necessary.", shown=False)]
 Export = Annotated[
     options.ExportChoice | None,
-    typer.Option(
-        metavar="KIND", help="Export to push, such as factored or gguf.", show_default="the first that the job has"
-    ),
+    options.option("KIND", "Export to push, such as factored or gguf.", "the first that the job has"),
 ]
 Private = Annotated[bool, typer.Option("--private", help="Require the repository to be private.")]
 TokenVariable = Annotated[
     str | None,
-    typer.Option(
-        "--hub-token-env",
-        metavar="VARIABLE",
-        help="Environment variable that holds a Hugging Face Hub token with write access; the server deletes the "
+    options.option(
+        "VARIABLE",
+        "Environment variable that holds a Hugging Face Hub token with write access; the server deletes the "
         "token when the push ends.",
-        show_default="the token of the server, if you are its only user",
+        "the token of the server, if you are its only user",
+        name="--hub-token-env",
     ),
 ]
 # The token has another meaning here.

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from rocket_cli import options
 from rocket_cli.commands.download import bytes_view
 from rocket_cli.connection import Connection
 from rocket_cli.progress_view import print_line, progress_view
@@ -15,13 +16,12 @@ def upload(
     *,
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="PATH",
-            help='A model\'s folder; or a .txt file, or a .jsonl file of {"text": ...} documents, to calibrate on.',
+        options.argument(
+            "PATH", 'A model\'s folder; or a .txt file, or a .jsonl file of {"text": ...} documents, to calibrate on.'
         ),
     ],
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the model on the server.  [default: that of the folder]")
+        str | None, options.option("NAME", "Name of the model on the server.  [default: that of the folder]")
     ] = None,
     connection: Connection,
 ) -> None:

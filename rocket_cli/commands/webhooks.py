@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rocket_cli import options
 from rocket_cli.connection import Connection
 from rocket_cli.option_groups import CommandGroup
 from rocket_cli.progress_view import print_line
@@ -32,11 +33,11 @@ class Event(StrEnum):
     CANCELLED = "job.cancelled"
 
 
-_Id = Annotated[str, typer.Argument(metavar="WEBHOOK", help="Id of a webhook, as listed by `rocket webhooks list`.")]
-_Url = Annotated[str, typer.Argument(metavar="URL", help="Where deliveries are sent, such as https://example.org/x.")]
+_Id = Annotated[str, options.argument("WEBHOOK", "Id of a webhook, as listed by `rocket webhooks list`.")]
+_Url = Annotated[str, options.argument("URL", "Where deliveries are sent, such as https://example.org/x.")]
 _Events = Annotated[
     list[Event] | None,
-    typer.Option("--event", metavar="EVENT", help="Report only job.succeeded, job.failed, job.cancelled; repeatable."),
+    options.option("EVENT", "Report only job.succeeded, job.failed, job.cancelled; repeatable.", name="--event"),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rocket_cli import options
 from rocket_cli.exit_codes import Failure, report_failure, reported_failures
 from rocket_cli.signals import stopping_on_signals
 from rocket_client._exit_codes import ExitCode
@@ -25,12 +26,11 @@ _GRACE_SECONDS = 5
 
 Host = Annotated[
     str,
-    typer.Option(
-        metavar="ADDRESS",
-        help="Address to listen on; any other than loopback requires an API key (`rocket admin keys create`).",
+    options.option(
+        "ADDRESS", "Address to listen on; any other than loopback requires an API key (`rocket admin keys create`)."
     ),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 picks a free one.")]
+Port = Annotated[int, options.option("N", "Port to listen on; 0 picks a free one.", min=0, max=65535)]
 
 
 @contextmanager
