@@ -2,12 +2,15 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import CommandFunctionType
+
+# Where the metadata of a field has its option.
+_OPTION = "option"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,11 @@ class Without:
 
     def __init__(self, *names: str) -> None:
         object.__setattr__(self, "names", frozenset(names))
+
+
+def group_field(option: Any, default: Any = None) -> Any:
+    """Return a field of a group with its option; an annotation may declare it instead, if several groups share it."""
+    return field(default=default, metadata={_OPTION: option})
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -82,12 +90,17 @@ def _group_of(annotation: Any) -> tuple[type | None, frozenset[str]]:
 
 def _options(group: Any, omitted: frozenset[str]) -> list[inspect.Parameter]:
     annotations = get_type_hints(group, include_extras=True)
-    if unknown := omitted - {field.name for field in fields(group)}:
+    if unknown := omitted - {each.name for each in fields(group)}:
         raise ValueError(f"{group.__name__} has no fields {', '.join(sorted(unknown))}")
     return [
         inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotations[field.name]
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=_annotation(each, annotations)
         )
-        for field in fields(group)
-        if field.name not in omitted
+        for each in fields(group)
+        if each.name not in omitted
     ]
+
+
+def _annotation(of: Field[Any], annotations: dict[str, Any]) -> Any:
+    kind = annotations[of.name]
+    return Annotated[kind, of.metadata[_OPTION]] if _OPTION in of.metadata else kind
