@@ -147,15 +147,7 @@ def reported_failures(*, as_json: bool, advice: Callable[[ExitCode], None] = _no
     """
     try:
         yield
-    except (
-        errors.RocketError,
-        client_errors.ClientError,
-        ImportError,
-        MemoryError,
-        OSError,
-        RuntimeError,
-        KeyboardInterrupt,
-    ) as error:
+    except (Exception, KeyboardInterrupt) as error:
         failure = describe(error)
         if failure is None:
             raise

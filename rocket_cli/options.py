@@ -231,6 +231,8 @@ EstimatedModel = Annotated[
 Local = Annotated[
     bool, typer.Option("--local", help="Estimate a run on this machine even if MODEL is a repository on the Hub.")
 ]
+HubRepository = Annotated[str, argument("REPO", "NAMESPACE/NAME on the Hub; created if necessary.", shown=False)]
+Private = Annotated[bool, typer.Option("--private", help="Require the repository to be private.")]
 HubTokenVariable = Annotated[
     str | None,
     option(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
@@ -22,8 +22,8 @@ STOPPING = "stopping after this layer; press Ctrl-C again to stop immediately"
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class ProgressView(Protocol):
-    """Display of a run's progress."""
+class ProgressView:
+    """A display of a run's progress; this one shows nothing, for programs that read stdout and log stderr."""
 
     def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
         """Show the state of the run.
@@ -39,17 +39,7 @@ class ProgressView(Protocol):
         """Announce that the run is about to stop; safe in a signal handler."""
 
 
-class SilentView:
-    """A view without output, for programs that read stdout and log stderr."""
-
-    def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
-        """Do nothing."""
-
-    def announce_stop(self) -> None:
-        """Do nothing."""
-
-
-class LineView:
+class LineView(ProgressView):
     """A view for logs, with a line for each stage, and one every ten seconds in between."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +62,7 @@ class LineView:
         os.write(2, f"rocket: {STOPPING}\n".encode())
 
 
-class BarView:
+class BarView(ProgressView):
     """A bar that is drawn by a separate thread and disappears at the end."""
 
     def __init__(self, console: Console) -> None:
@@ -134,7 +124,7 @@ def progress_view(*, quiet: bool) -> AbstractContextManager[ProgressView]:
     console = Console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
         return BarView(console)
-    return nullcontext(SilentView() if quiet else LineView())
+    return nullcontext(ProgressView() if quiet else LineView())
 
 
 def hide_library_bars() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -84,14 +84,12 @@ def print_report(
             style="dim",
         )
     console.print()
-    for line in _totals(report):
-        console.print(line)
+    _print_lines(console, _totals(report))
     console.print()
     console.print(_size_table(report, output))
     if report.healing is not None:
         console.print()
-        for line in _healing_lines(report.healing):
-            console.print(line)
+        _print_lines(console, _healing_lines(report.healing))
     if report.evaluation is not None:
         console.print()
         print_evaluation_report(report.evaluation)
@@ -101,8 +99,9 @@ def print_report(
     console.print()
     if fetched_by is not None:
         console.print(f"To download it:\n\n    {fetched_by}\n")
-    for line in _loading_lines(report, output):
-        console.print(line)
+    made_for = report.settings.reader.exports
+    export = next((export for export in report.exports if export.kind in made_for), report.exports[0])
+    _print_lines(console, _command_lines(run_commands(report, export.kind, str(output / export.folder))))
     folders = {export.kind: export.folder for export in report.exports}
     if "factored" in folders and "dense" not in folders:
         local = shlex.join(["rocket", "export", str(output / folders["factored"]), "stock", "--to", "dense"])
@@ -123,8 +122,7 @@ def print_export(export: ExportReport, output: Path, report: CompressionReport |
     console.print(f"{export.kind}: {bytes_text(export.stored_bytes)} in {output}{original}")
     if report is not None:
         console.print()
-        for line in _command_lines(run_commands(report, export.kind, str(output))):
-            console.print(line)
+        _print_lines(console, _command_lines(run_commands(report, export.kind, str(output))))
 
 
 def wide_console() -> Console:
@@ -132,17 +130,20 @@ def wide_console() -> Console:
     return Console(width=_UNBOUNDED_WIDTH, markup=False, highlight=False, emoji=False)
 
 
-def text_table(columns: Sequence[str], rows: Iterable[Iterable[str]], *, right: Container[str] = ()) -> Table:
+def text_table(
+    columns: Sequence[str], rows: Iterable[Iterable[str]], *, right: Container[str] = (), is_wide: bool = False
+) -> Table:
     """Return a table without lines.
 
     Args:
         columns: headings.
         rows: the text of the cells.
         right: columns that are aligned to the right.
+        is_wide: whether columns are two spaces apart instead of one, and long cells have several lines.
     """
-    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=not is_wide)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+        table.add_column(Text(column), justify="right" if column in right else "left", no_wrap=not is_wide)
     for row in rows:
         table.add_row(*map(Text, row))
     return table
@@ -182,12 +183,8 @@ def _layer_table(report: CompressionReport, layers: Sequence[LayerReport], prefi
         _BITS: f"{report.bits_per_weight:.2f}",
     }
     for column in _COLUMNS:
-        table.add_column(
-            column,
-            footer=footers.get(column, ""),
-            justify="left" if column == "kind" else "right",
-            no_wrap=True,
-        )
+        justify: JustifyMethod = "left" if column == "kind" else "right"
+        table.add_column(column, footer=footers.get(column, ""), justify=justify, no_wrap=True)
     for layer in layers:
         table.add_row(Text(layer.name.removeprefix(prefix)), *_cells(layer))
     return table
@@ -241,10 +238,9 @@ def _totals(report: CompressionReport) -> Iterable[str]:
 
 def _size_table(report: CompressionReport, output: Path) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(justify="right")
-    table.add_column()
+    columns: tuple[JustifyMethod, ...] = ("left", "right", "right", "left")
+    for justify in columns:
+        table.add_column(justify=justify)
     before = report.totals.dense_bytes
     table.add_row("original", bytes_text(before), "", report.model)
     for export in report.exports:
@@ -253,34 +249,20 @@ def _size_table(report: CompressionReport, output: Path) -> Table:
     return table
 
 
-def _quality_table(evaluation: EvaluationReport) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column(f"{evaluation.tokens:,} tokens of {evaluation.dataset}", header_style="bold")
-    table.add_column("original", justify="right")
-    table.add_column(evaluation.export, justify="right")
-    for row in quality_rows(evaluation):
-        table.add_row(*row)
-    return table
-
-
 def print_evaluation_report(report: EvaluationReport) -> None:
     """Write to stdout what a job has measured: quality, and the answers to prompts."""
+    models = ("original", report.export)
+    caption = f"{report.tokens:,} tokens of {report.dataset}"
     console = wide_console()
-    console.print(_quality_table(report))
+    console.print(text_table((caption, *models), quality_rows(report), right=models, is_wide=True))
     print_answers(console, report.answers)
 
 
 def print_evaluation(result: "EvaluationResult") -> None:
     """Write a measurement of quality to stdout: a column for each model."""
-    columns, rows = result.table()
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column(Text(result.caption), header_style="bold")
-    for name in columns:
-        table.add_column(Text(name), justify="right")
-    for row in rows:
-        table.add_row(*map(Text, row))
+    models, rows = result.table()
     console = wide_console()
-    console.print(table)
+    console.print(text_table((result.caption, *models), rows, right=models, is_wide=True))
     print_answers(console, result.answers)
 
 
@@ -292,8 +274,7 @@ def print_healing(report: HealingReport, output: Path) -> None:
         output: the folder that contains the exports, as the user typed it.
     """
     console = wide_console()
-    for line in _healing_lines(report):
-        console.print(line)
+    _print_lines(console, _healing_lines(report))
     console.print(f"Written to {output / 'factored'}")
 
 
@@ -319,21 +300,15 @@ def _healing_lines(report: HealingReport) -> Iterable[str]:
 def print_speed(report: SpeedReport) -> None:
     """Write a measurement of speed to stdout: a row for each model, how it was measured, and what was not."""
     console = wide_console()
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for number, column in enumerate(SPEED_COLUMNS):
-        table.add_column(column, justify="right" if 0 < number < len(SPEED_COLUMNS) - 1 else "left")
-    for row in speed_rows(report):
-        table.add_row(*map(Text, row))
-    console.print(table)
+    console.print(text_table(SPEED_COLUMNS, speed_rows(report), right=SPEED_COLUMNS[1:-1], is_wide=True))
     console.print(f"Measured in turns: {report.conditions}", style="dim")
     for model in report.unmeasured:
         console.print(f"Not measured: {model.name}: {model.reason}")
 
 
-def _loading_lines(report: CompressionReport, output: Path) -> Iterable[str]:
-    made_for = report.settings.reader.exports
-    export = next((export for export in report.exports if export.kind in made_for), report.exports[0])
-    yield from _command_lines(run_commands(report, export.kind, str(output / export.folder)))
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(line)
 
 
 def _command_lines(commands: Iterable[RunCommand]) -> Iterable[str]:

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from rocket_cli.progress_view import hide_library_bars, print_line, progress_vie
 from rocket_cli.report_table import print_report
 from rocket_cli.resuming import advise_to_resume
 from rocket_cli.signals import stopping_on_signals
-from rocket_client._exit_codes import ExitCode
 from rocket_core.report.schema import CompressionReport
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.system.gc_pause import no_collection
@@ -38,11 +38,7 @@ def compress(
     Ctrl-C stops after the current layer; the same command with --resume continues from there.
     """
     compression.check_target()
-    command = context.obj or ()
-
-    def advise(code: ExitCode) -> None:
-        advise_to_resume(code, output, command, "compress", "finished layers are")
-
+    advise = partial(advise_to_resume, output, context.obj or (), "compress", "finished layers are")
     with reported_failures(as_json=as_json, advice=advise):
         report = _run(model, output, compression, quiet=as_json)
     if as_json:

@@ -34,14 +34,12 @@ def download(
     Running the command again resumes. Every file is verified by its SHA-256, including those that exist already.
     """
     target = (Path(job_id) if folder is None else folder).absolute()
-    with (
-        connection.client(job_id) as rocket,
-        progress_view(quiet=connection.as_json) as view,
-    ):
+    with connection.client(job_id) as rocket, progress_view(quiet=connection.as_json) as view:
         exports = [kind.value for kind in export or ()]
         files = rocket.download(job_id, target, exports=exports, on_progress=bytes_view(view, connection.notice))
     if connection.as_json:
-        typer.echo(json.dumps({"folder": str(target), "files": [_json(file) for file in files]}, indent=2))
+        shown = [described(file) | {"outcome": file.outcome.value} for file in files]
+        typer.echo(json.dumps({"folder": str(target), "files": shown}, indent=2))
         return
     for line in _summary(files):
         print_line(line)
@@ -74,6 +72,7 @@ def _summary(files: Sequence["DownloadedFile"]) -> list[str]:
     return [*replaced, f"{len(files)} files of {size}, verified by their SHA-256{already}"]
 
 
-def _json(file: "DownloadedFile") -> dict[str, str | int]:
-    described: dict[str, str | int] = {"name": file.artifact.name, "path": str(file.path)}
-    return described | {"size": file.artifact.size, "sha256": file.artifact.sha256, "outcome": file.outcome.value}
+def described(file: "DownloadedFile") -> dict[str, str | int]:
+    """Return a downloaded file as commands write it in JSON."""
+    named: dict[str, str | int] = {"name": file.artifact.name, "path": str(file.path)}
+    return named | {"size": file.artifact.size, "sha256": file.artifact.sha256}

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -94,20 +95,11 @@ def _estimate_here(model: str, compression: ServerOptions, token: str | None) ->
     estimated = estimate_run(found.settings, found.weights, config, dense_file_bytes=found.dense_file_bytes)
     warning = estimated.coverage.warning
     return Estimate(
+        **asdict(estimated),
         model_id=model,
         commit=found.commit,
-        parameters=estimated.parameters,
-        stored_bytes=estimated.stored_bytes,
-        compressible_parameters=estimated.compressible_parameters,
-        kept_parameters=estimated.kept_parameters,
         selected_bytes=estimated.coverage.selected_bytes,
         warnings=() if warning is None else (warning,),
-        factored_bytes=estimated.factored_bytes,
-        ratio=estimated.ratio,
-        nearest_ratio=estimated.nearest_ratio,
-        calibration_tokens=estimated.calibration_tokens,
-        memory_bytes=estimated.memory_bytes,
-        disk_bytes=estimated.disk_bytes,
         available=Available(memory_bytes=free_machine_memory(), disk_bytes=free_disk(Path.cwd())),
         seconds=expected_seconds(estimated.operations),
         seconds_unknown=estimated.why_no_time or why_not_timed_here(),

@@ -6,17 +6,12 @@ from typing import Annotated
 import typer
 
 from rocket_cli import options
-from rocket_cli.compression_options import ServerOptions
+from rocket_cli.compression_options import EVALUATION_SETTINGS, ServerOptions
 from rocket_cli.connection import Connection, hub_token
 from rocket_cli.following import follow_job, report_end
 from rocket_cli.option_groups import Without
 from rocket_cli.report_table import print_evaluation_report
 from rocket_cli.submission import print_submitted
-
-_NAMES = frozenset(
-    {"evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items", "prompt"}
-    | {"answer_tokens"}
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +23,7 @@ class _LaterOptions(ServerOptions):
 
 # Only those of the evaluation.
 EvaluationOptions = Annotated[
-    _LaterOptions, Without(*(field.name for field in fields(_LaterOptions) if field.name not in _NAMES))
+    _LaterOptions, Without(*(field.name for field in fields(_LaterOptions) if field.name not in EVALUATION_SETTINGS))
 ]
 
 

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from rocket_cli.progress_view import hide_library_bars, progress_view
 from rocket_cli.report_table import print_healing
 from rocket_cli.resuming import advise_to_resume
 from rocket_cli.signals import stopping_on_signals
-from rocket_client._exit_codes import ExitCode
 from rocket_core.config import BUILTIN_DATASET, DEFAULT_HEALING_TOKENS, HealingConfig, healing_config
 from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.report.healing import HealingReport
@@ -46,11 +46,7 @@ def heal(
     Minimises the divergence from the predictions of the model that it was made from, which needs memory for both.
     Ctrl-C stops after the current step; the same command with --resume continues from there.
     """
-    command = context.obj or ()
-
-    def advise(code: ExitCode) -> None:
-        advise_to_resume(code, output, command, "heal", "the last checkpoint is")
-
+    advise = partial(advise_to_resume, output, context.obj or (), "heal", "the last checkpoint is")
     with reported_failures(as_json=as_json, advice=advise):
         config = healing_config(
             tokens=tokens, dataset=calibration, sequence_length=sequence_length, seed=seed, device=device

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from rocket_cli import options
-from rocket_cli.compression_options import ServerOptions, SubmissionOptions
+from rocket_cli.compression_options import EVALUATION_SETTINGS, ServerOptions, SubmissionOptions
 from rocket_cli.connection import Connection
 from rocket_cli.option_groups import Without
 from rocket_cli.submission import submit_job
@@ -11,9 +11,7 @@ from rocket_cli.submission import submit_job
 # All but the target, the method, the evaluation and the exports, on which a profile does not depend.
 ProfileOptions = Annotated[
     ServerOptions,
-    Without("ratio", "size", "bits", "method", "heal", "export"),
-    Without("evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items"),
-    Without("prompt", "answer_tokens", "benchmark"),
+    Without("ratio", "size", "bits", "method", "heal", "export", "benchmark", *EVALUATION_SETTINGS),
 ]
 
 

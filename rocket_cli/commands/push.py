@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocket_cli import options
-from rocket_cli.commands.download import bytes_view
+from rocket_cli.commands.download import bytes_view, described
 from rocket_cli.connection import Connection, hub_token
 from rocket_cli.progress_view import print_line, progress_view
 from rocket_core.report.formatting import bytes_text
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from rocket_client.hub_push import PushedExport
 
 
-Repository = Annotated[str, options.argument("REPO", "NAMESPACE/NAME on the Hub; created if necessary.", shown=False)]
 Export = Annotated[
     options.ExportChoice | None,
     options.option("KIND", "Export to push, such as factored or gguf.", "the one made for the engine"),
 ]
 Folder = Annotated[Path | None, options.option("DIR", "Folder for the download.", "a folder in the user's cache")]
-Private = Annotated[bool, typer.Option("--private", help="Require the repository to be private.")]
 Branch = Annotated[str, options.option("BRANCH", "Branch to push to; created if necessary.", name="--revision")]
 Message = Annotated[str | None, options.option("TEXT", "Commit message.", "model, ratio and export")]
 TokenVariable = Annotated[
@@ -41,10 +39,10 @@ TokenVariable = Annotated[
 def push(
     *,
     job_id: options.JobId,
-    repository: Repository,
+    repository: options.HubRepository,
     export: Export = None,
     folder: Folder = None,
-    private: Private = False,
+    private: options.Private = False,
     revision: Branch = "main",
     message: Message = None,
     hub_token_env: TokenVariable = None,
@@ -102,13 +100,5 @@ def _json(pushed: "PushedExport") -> dict[str, object]:
         "commit": pushed.commit,
         "is_new": pushed.is_new,
         "export": pushed.export,
-        "files": [
-            {
-                "name": file.artifact.name,
-                "path": str(file.path),
-                "size": file.artifact.size,
-                "sha256": file.artifact.sha256,
-            }
-            for file in pushed.files
-        ],
+        "files": [described(file) for file in pushed.files],
     }

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from rocket_cli import options
 from rocket_cli.compression_options import SubmissionOptions
 from rocket_cli.connection import Connection
@@ -17,12 +15,10 @@ if TYPE_CHECKING:
     from rocket_client.client import Rocket
     from rocket_client.models import Job
 
-Repository = Annotated[str, options.argument("REPO", "NAMESPACE/NAME on the Hub; created if necessary.", shown=False)]
 Export = Annotated[
     options.ExportChoice | None,
     options.option("KIND", "Export to push, such as factored or gguf.", "the first that the job has"),
 ]
-Private = Annotated[bool, typer.Option("--private", help="Require the repository to be private.")]
 TokenVariable = Annotated[
     str | None,
     options.option(
@@ -40,9 +36,9 @@ Submission = Annotated[SubmissionOptions, Without("hub_token_env")]
 def push_job(
     *,
     job_id: options.JobId,
-    repository: Repository,
+    repository: options.HubRepository,
     export: Export = None,
-    private: Private = False,
+    private: options.Private = False,
     hub_token_env: TokenVariable = None,
     submission: Submission,
     connection: Connection,

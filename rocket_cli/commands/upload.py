@@ -46,10 +46,7 @@ def upload(
 
 
 def _upload_model(folder: Path, name: str | None, connection: Connection) -> None:
-    with (
-        connection.client() as rocket,
-        progress_view(quiet=connection.as_json) as view,
-    ):
+    with connection.client() as rocket, progress_view(quiet=connection.as_json) as view:
         model = rocket.upload_model(
             folder, name=name, on_progress=bytes_view(view, connection.notice, stage="uploading")
         )

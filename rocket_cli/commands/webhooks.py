@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,9 +100,6 @@ def _attempted(rocket: "Rocket", webhook_id: str, delivery: Delivery) -> Deliver
     deadline = time.monotonic() + _TEST_SECONDS
     while delivery.next_attempt_at is not None and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
-        delivery = _find(rocket.get_webhook(webhook_id).deliveries, delivery)
+        newest = {each.id: each for each in rocket.get_webhook(webhook_id).deliveries}
+        delivery = newest.get(delivery.id, delivery)
     return delivery
-
-
-def _find(deliveries: Sequence[Delivery], wanted: Delivery) -> Delivery:
-    return next((each for each in deliveries if each.id == wanted.id), wanted)

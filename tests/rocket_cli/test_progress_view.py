@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from rocket_cli.progress_view import STOPPING, BarView, LineView, SilentView, progress_view
+from rocket_cli.progress_view import STOPPING, BarView, LineView, ProgressView, progress_view
 
 
 class Clock:
@@ -70,7 +70,7 @@ def test_a_long_layer_name_does_not_break_the_line() -> None:
     assert "50%" in last_frame
 
 
-@pytest.mark.parametrize(("quiet", "kind"), [(True, SilentView), (False, LineView)])
+@pytest.mark.parametrize(("quiet", "kind"), [(True, ProgressView), (False, LineView)])
 def test_without_a_terminal_there_is_no_bar(quiet: bool, kind: type) -> None:
     with progress_view(quiet=quiet) as view:
         assert isinstance(view, kind)
