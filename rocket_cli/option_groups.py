@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -13,17 +13,14 @@ from typer.models import CommandFunctionType
 _OPTION = "option"
 
 
-@dataclass(frozen=True, slots=True)
 class Without:
     """Marks fields of a group that a command does not offer: `Annotated[Group, Without("name", ...)]`.
 
     These fields keep their defaults.
     """
 
-    names: frozenset[str]
-
     def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", frozenset(names))
+        self.names = frozenset(names)
 
 
 def group_field(option: Any, default: Any = None) -> Any:

@@ -59,18 +59,19 @@ def submit_job(
     """Create a job and write its id, or the job as JSON; with `--watch`, follow it and exit with its outcome.
 
     Args:
-        create: calls the method of the client, with the arguments that say how the job is submitted.
+        create: calls the method of the client, with those arguments on how the job is submitted that were given.
         model_id: the model, or the job whose result the new one works on.
         submission: how to submit the job.
         connection: the server.
         options: how to compress or profile the model.
     """
-    arguments = {
+    given = {
         "metadata": read_labels(submission.metadata or ()),
         "queue": submission.queue,
         "idempotency_key": submission.idempotency_key,
         "hub_token": hub_token(submission.hub_token_env),
     }
+    arguments = {name: value for name, value in given.items() if value is not None}
     with connection.client() as rocket:
         with explained_refusals(rocket, model_id, options):
             job = create(rocket, arguments)

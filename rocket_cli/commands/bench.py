@@ -3,7 +3,7 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,9 +16,6 @@ from rocket_core.speed import SpeedSettings, Subject, find_subject, measure_spee
 from rocket_core.speed.rounds import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT_TOKENS, DEFAULT_ROUNDS
 from rocket_core.speed.subjects import GGUF_SUFFIX
 from rocket_core.system.torch_environment import set_torch_defaults, thread_count
-
-if TYPE_CHECKING:
-    from rocket_core.checkpoint import ModelSource
 
 _Models = Annotated[
     list[str],
@@ -100,5 +97,4 @@ def _fetch(model: str, packing: Packing) -> Subject:
     # This imports torch, which takes seconds.
     from rocket_core.checkpoint import find_model
 
-    source: ModelSource = find_model(model)
-    return find_subject(source.folder, model, packing)
+    return find_subject(find_model(model).folder, model, packing)

@@ -1,6 +1,6 @@
 """`rocket export-job`: submission of a job that writes the result of another one in another format."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from rocket_cli import options
 from rocket_cli.commands.export import To
@@ -8,10 +8,6 @@ from rocket_cli.compression_options import SubmissionOptions
 from rocket_cli.connection import Connection
 from rocket_cli.option_groups import Without
 from rocket_cli.submission import submit_job
-
-if TYPE_CHECKING:
-    from rocket_client.client import Rocket
-    from rocket_client.models import Job
 
 # Such a job reads nothing from the Hub.
 Submission = Annotated[SubmissionOptions, Without("hub_token_env")]
@@ -29,9 +25,6 @@ def export_job(
     Its files are downloaded with the printed id. Every result has a dense export; where another format cannot hold what
     a result stores, the message says how to compress for it instead.
     """
-
-    def create(rocket: "Rocket", arguments: dict[str, Any]) -> "Job":
-        given = {name: arguments[name] for name in ("metadata", "queue", "idempotency_key")}
-        return rocket.export(job_id, to=to.value, **given)
-
-    submit_job(create, job_id, submission, connection)
+    submit_job(
+        lambda rocket, arguments: rocket.export(job_id, to=to.value, **arguments), job_id, submission, connection
+    )

@@ -53,11 +53,10 @@ def push_job(
         settings: dict[str, JsonValue] = {
             "private": private,
             "export": None if export is None else export.value,
-            "metadata": arguments["metadata"],
-            "queue": arguments["queue"],
+            "metadata": arguments.pop("metadata"),
+            "queue": arguments.pop("queue", None),
         }
-        given = {name: arguments[name] for name in ("idempotency_key", "hub_token")}
-        return rocket.push(job_id, repository, settings, **given)
+        return rocket.push(job_id, repository, settings, **arguments)
 
     given = replace(submission, hub_token_env=hub_token_env)
     submit_job(create, job_id, given, connection)
