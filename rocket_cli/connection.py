@@ -108,8 +108,7 @@ def hub_token(variable: str | None) -> str | None:
     if not token:
         # The value is not repeated: it may be the token itself.
         raise typer.BadParameter(
-            "no such environment variable; give the name of the variable, not the token",
-            param_hint="--hub-token-env",
+            "no such environment variable; give the name of the variable, not the token", param_hint="--hub-token-env"
         )
     return token
 

@@ -6,8 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
@@ -62,11 +60,14 @@ class LineView(ProgressView):
         os.write(2, f"rocket: {STOPPING}\n".encode())
 
 
-class BarView(ProgressView):
+class BarView(Progress, ProgressView):
     """A bar that is drawn by a separate thread and disappears at the end."""
 
+    # Of the class, as the constructor of the base draws a frame.
+    _notice = ""
+
     def __init__(self, console: Console) -> None:
-        self._progress = _BarWithNotice(
+        super().__init__(
             # As wide as the longest stage, so that the bar does not move.
             TextColumn("{task.description:<22}", markup=False),
             BarColumn(bar_width=10),
@@ -79,21 +80,12 @@ class BarView(ProgressView):
             transient=True,
             expand=True,
         )
-        self._task = self._progress.add_task("starting", total=1.0, percent="0%", left="-:--", detail="")
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        self._run = self.add_task("starting", total=1.0, percent="0%", left="-:--", detail="")
 
     def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
         """Pass the state to the drawing thread."""
-        self._progress.update(
-            self._task,
+        self.update(
+            self._run,
             description=stage_label(stage),
             completed=fraction,
             percent=progress_text(fraction),
@@ -103,16 +95,13 @@ class BarView(ProgressView):
 
     def announce_stop(self) -> None:
         """Set a notice that is drawn with the next frame."""
-        self._progress.notice = STOPPING
-
-
-class _BarWithNotice(Progress):
-    notice = ""
+        self._notice = STOPPING
 
     def get_renderables(self) -> Iterable[RenderableType]:
+        """Return what a frame shows."""
         yield from super().get_renderables()
-        if self.notice:
-            yield Text(self.notice, style="yellow")
+        if self._notice:
+            yield Text(self._notice, style="yellow")
 
 
 def progress_view(*, quiet: bool) -> AbstractContextManager[ProgressView]:

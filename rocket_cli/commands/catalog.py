@@ -22,8 +22,7 @@ Limit = Annotated[int, options.option("N", "Maximum number of profiles.", min=1,
 def models(
     *,
     delete: Annotated[
-        str | None,
-        options.option("MODEL", "Delete this uploaded model, upload/NAME, instead of listing models."),
+        str | None, options.option("MODEL", "Delete this uploaded model, upload/NAME, instead of listing models.")
     ] = None,
     connection: Connection,
 ) -> None:
@@ -48,12 +47,7 @@ def calibrations(*, connection: Connection) -> None:
     print_names(names, "calibration data", as_json=connection.as_json)
 
 
-def profiles(
-    *,
-    limit: Limit = 20,
-    after: After = None,
-    connection: Connection,
-) -> None:
+def profiles(*, limit: Limit = 20, after: After = None, connection: Connection) -> None:
     """List profiles, newest first. Jobs reuse them instead of calibrating again; `rocket frontier` plots them."""
     with connection.client() as rocket:
         page = rocket.list_profiles(after=after, limit=limit)

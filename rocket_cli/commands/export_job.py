@@ -13,13 +13,7 @@ from rocket_cli.submission import submit_job
 Submission = Annotated[SubmissionOptions, Without("hub_token_env")]
 
 
-def export_job(
-    *,
-    job_id: options.JobId,
-    to: To,
-    submission: Submission,
-    connection: Connection,
-) -> None:
+def export_job(*, job_id: options.JobId, to: To, submission: Submission, connection: Connection) -> None:
     """Submit a job that writes the result of JOB in another format, with the same weights, and print its id.
 
     Its files are downloaded with the printed id. Every result has a dense export; where another format cannot hold what

@@ -22,11 +22,7 @@ from rocket_core.sizes.target import ByBits, ByBytes, ByRatio, target_of
 
 
 def jobs(
-    *,
-    status: options.Status = None,
-    limit: options.JobLimit = 20,
-    after: options.After = None,
-    connection: Connection,
+    *, status: options.Status = None, limit: options.JobLimit = 20, after: options.After = None, connection: Connection
 ) -> None:
     """List jobs, newest first."""
     with connection.client() as rocket:
@@ -60,12 +56,7 @@ def report(*, job_id: options.JobId, connection: Connection) -> None:
         )
 
 
-def cancel(
-    *,
-    job_id: options.JobId,
-    wait: options.Wait = False,
-    connection: Connection,
-) -> None:
+def cancel(*, job_id: options.JobId, wait: options.Wait = False, connection: Connection) -> None:
     """Cancel a job, and keep its finished layers for a retry."""
     with connection.client(job_id) as rocket:
         job = rocket.cancel(job_id)
@@ -82,12 +73,7 @@ def cancel(
         )
 
 
-def retry(
-    *,
-    job_id: options.JobId,
-    hub_token_env: options.HubTokenVariable = None,
-    connection: Connection,
-) -> None:
+def retry(*, job_id: options.JobId, hub_token_env: options.HubTokenVariable = None, connection: Connection) -> None:
     """Retry a job that failed or was cancelled, and print the new job's id."""
     token = hub_token(hub_token_env)
     with connection.client(job_id) as rocket:

@@ -10,17 +10,12 @@ from rocket_cli.submission import submit_job
 
 # All but the target, the method, the evaluation and the exports, on which a profile does not depend.
 ProfileOptions = Annotated[
-    ServerOptions,
-    Without("ratio", "size", "bits", "method", "heal", "export", "benchmark", *EVALUATION_SETTINGS),
+    ServerOptions, Without("ratio", "size", "bits", "method", "heal", "export", "benchmark", *EVALUATION_SETTINGS)
 ]
 
 
 def profile(
-    *,
-    model_id: options.ServerModel,
-    calibration: ProfileOptions,
-    submission: SubmissionOptions,
-    connection: Connection,
+    *, model_id: options.ServerModel, calibration: ProfileOptions, submission: SubmissionOptions, connection: Connection
 ) -> None:
     """Submit a job that profiles MODEL_ID without compressing it, and print its id.
 

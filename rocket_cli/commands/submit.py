@@ -7,11 +7,7 @@ from rocket_cli.submission import submit_job
 
 
 def submit(
-    *,
-    model_id: options.ServerModel,
-    compression: ServerOptions,
-    submission: SubmissionOptions,
-    connection: Connection,
+    *, model_id: options.ServerModel, compression: ServerOptions, submission: SubmissionOptions, connection: Connection
 ) -> None:
     """Submit a job that compresses MODEL_ID, and print its id.
 

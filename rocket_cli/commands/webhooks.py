@@ -55,12 +55,7 @@ def list_webhooks(*, connection: Connection) -> None:
 
 
 @app.command("create")
-def create_webhook(
-    *,
-    url: _Url,
-    events: _Events = None,
-    connection: Connection,
-) -> None:
+def create_webhook(*, url: _Url, events: _Events = None, connection: Connection) -> None:
     """Create a webhook, and print its id and the secret that deliveries are signed with; it is shown only now."""
     with connection.client() as rocket:
         made = rocket.create_webhook(url, events=[event.value for event in events] if events else None)

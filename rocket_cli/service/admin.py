@@ -78,8 +78,7 @@ def create_key(
     *,
     tenant: _Tenant,
     scope: Annotated[
-        list[ScopeChoice] | None,
-        options.option("SCOPE", "read, write or metrics; repeatable.", "read and write"),
+        list[ScopeChoice] | None, options.option("SCOPE", "read, write or metrics; repeatable.", "read and write")
     ] = None,
     label: Annotated[str, options.option("TEXT", "Label that distinguishes it from the tenant's other keys.")] = "",
     expires_days: Annotated[
@@ -145,8 +144,7 @@ def list_audit_events(
     *,
     tenant: Annotated[str | None, options.option("TENANT", "Only events of this tenant.", "all")] = None,
     action: Annotated[
-        str | None,
-        options.option("ACTION", "Only this action, for example `job.delete`.", "all", parser=_parse_action),
+        str | None, options.option("ACTION", "Only this action, for example `job.delete`.", "all", parser=_parse_action)
     ] = None,
     since: Annotated[
         datetime | None, options.option("TIME", "Only events since this time (UTC).", "the beginning")
@@ -219,9 +217,7 @@ def list_sessions(
 
 @_sessions.command("revoke")
 def revoke_session(
-    *,
-    session_id: Annotated[str, options.argument("ID", "Id of the session, as listed.")],
-    database: ServiceDatabase,
+    *, session_id: Annotated[str, options.argument("ID", "Id of the session, as listed.")], database: ServiceDatabase
 ) -> None:
     """End a session immediately; its key can be used to sign in again until it is revoked."""
     from app.shared.repositories import audit, sessions
