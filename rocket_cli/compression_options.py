@@ -10,29 +10,15 @@ import typer
 
 from rocket_cli import completion, options
 from rocket_cli.option_groups import group_field
-from rocket_core.config import (
-    BUILTIN_DATASET,
-    DEFAULT_PRESET,
-    HUB_DATASETS,
-    ONE_FORMAT_METHODS,
-    SYNTHETIC_DATASET,
-    CalibrationConfig,
-    CompressionConfig,
-    EvaluationConfig,
-    Method,
-    Objective,
-    Preset,
-    Storage,
-    compression_config,
-)
+from rocket_core import config as core  # the groups have a method of that name
 from rocket_core.engines import ENGINES, EngineName
 from rocket_core.report.figures import ERROR_NAMES
 from rocket_core.sizes.budget import BudgetUnit
 from rocket_core.sizes.target import parse_size
 
-_DEFAULTS = CompressionConfig(ratio=0)
-_CALIBRATION = CalibrationConfig()
-_EVALUATION = EvaluationConfig()
+_DEFAULTS = core.CompressionConfig(ratio=0)
+_CALIBRATION = core.CalibrationConfig()
+_EVALUATION = core.EvaluationConfig()
 
 # Names of the settings of each part of a configuration, by the options that give them.
 _CALIBRATION_SETTINGS = {name: name for name in ("samples", "sequence_length", "seed")} | {"calibration": "dataset"}
@@ -98,21 +84,21 @@ class CompressionOptions:
     )
     calibration: str | None = _setting(
         "NAME",
-        f"Calibration text: {BUILTIN_DATASET} (the default), {', '.join(HUB_DATASETS)}, or "
+        f"Calibration text: {core.BUILTIN_DATASET} (the default), {', '.join(core.HUB_DATASETS)}, or "
         "local/FILE from the server's datasets folder, or the id that `rocket upload` prints. For an image or audio "
-        f"model: local/FOLDER, or {SYNTHETIC_DATASET} (generated data, at a cost in quality).",
+        f"model: local/FOLDER, or {core.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
         autocompletion=completion.calibration_names,
     )
     samples: options.Samples = None
     sequence_length: options.SequenceLength = None
     seed: options.Seed = None
-    preset: Preset | None = _setting(
+    preset: core.Preset | None = _setting(
         "NAME",
         "Named settings: fast, best (lower loss, about twice as long), max (best with --refine, about four times "
         "as long), or paper (exactly the paper's algorithm). Explicit options take precedence.",
-        DEFAULT_PRESET,
+        core.DEFAULT_PRESET,
     )
-    method: Method | None = _of_method(
+    method: core.Method | None = _of_method(
         "NAME",
         "rocket, or a baseline: rocket-uniform, svd-llm, cospadi, magnitude, wanda, sparsegpt; or rtn or gptq, "
         "which take --code-bits instead of --ratio, --size or --bits.",
@@ -154,14 +140,14 @@ class CompressionOptions:
         shown=False,
         name="--calibrate-all-experts",
     )
-    objective: Objective | None = _of_method(
+    objective: core.Objective | None = _of_method(
         "NAME",
         f"What to minimise: {'; '.join(f'{name}, the {error}' for name, error in ERROR_NAMES.items())}, with a cap on "
         "the error of each layer.",
         "the preset's",
     )
     budget: BudgetUnit | None = _of_method("UNIT", "Unit of the ratio: parameters or bytes.", "parameters")
-    storage: Storage | None = _of_method(
+    storage: core.Storage | None = _of_method(
         "WHAT", "What a size keeps small: the file, where layers may be entropy coded, or the memory as well.", "file"
     )
     engine: EngineName | None = _setting(
@@ -211,7 +197,7 @@ class CompressionOptions:
     def check_target(self) -> None:
         """Raise typer.BadParameter unless one of `--ratio`, `--size` and `--bits` is given, or none with a format."""
         given = sum(value is not None for value in (self.ratio, self.size, self.bits))
-        if self.method in ONE_FORMAT_METHODS:
+        if self.method in core.ONE_FORMAT_METHODS:
             if self.bits is not None:
                 message = f"is for the method rocket; {self.method} takes --code-bits"
                 raise typer.BadParameter(message, param_hint="--bits")
@@ -224,7 +210,7 @@ class CompressionOptions:
         """Return the given settings of the evaluation; None if it was not asked for."""
         return self._given(EVALUATION_SETTINGS) or None
 
-    def config(self, **machine: Any) -> CompressionConfig:
+    def config(self, **machine: Any) -> core.CompressionConfig:
         """Return the settings of a run on this machine.
 
         Args:
@@ -233,7 +219,7 @@ class CompressionOptions:
         Raises:
             InvalidConfigError: they are not valid.
         """
-        return compression_config(
+        return core.compression_config(
             ratio=self.ratio,
             target_bytes=self.size,
             bits=self.bits,

@@ -95,8 +95,10 @@ def listen(settings: "Settings", host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
+        # The exception's own text repeats the address.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise InvalidConfigError(
-            f"cannot listen on {host} port {port}: {_reason(error)}; choose another with --port (0 picks a free one)"
+            f"cannot listen on {host} port {port}: {reason}; choose another with --port (0 picks a free one)"
         ) from error
 
 
@@ -180,8 +182,3 @@ def build_server(application: "FastAPI", on_ready: Callable[[], None]) -> "uvico
             server_header=False,
         )
     )
-
-
-def _reason(error: OSError) -> str:
-    # The exception's own text repeats the address.
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
