@@ -141,7 +141,7 @@ def report_failure(failure: Failure, *, as_json: bool) -> None:
 
 def missing_extra(error: ImportError) -> Failure | None:
     """Return the failure of a command whose packages an extra brings; None if none of them does."""
-    package = _top_level(error)
+    package = (error.name or "").partition(".")[0]
     extra = _extra_of(package)
     if extra is None:
         return None
@@ -221,10 +221,6 @@ def _extra_of(package: str) -> str | None:
     found = (_REQUIREMENT.fullmatch(text) for text in requires("rocket-compress") or ())
     extras = {match[2] for match in found if match and match[1].replace("-", "_") == package}
     return next((installed for extra, installed in _EXTRAS.items() if extra in extras), None)
-
-
-def _top_level(error: ImportError) -> str:
-    return (error.name or "").partition(".")[0]
 
 
 def _too_small(kind: type[errors.ResourceError], message: str) -> Failure:

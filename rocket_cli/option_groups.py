@@ -86,18 +86,20 @@ def _group_of(annotation: Any) -> tuple[type | None, frozenset[str]]:
 
 
 def _options(group: Any, omitted: frozenset[str]) -> list[inspect.Parameter]:
-    annotations = get_type_hints(group, include_extras=True)
+    hints = get_type_hints(group, include_extras=True)
     if unknown := omitted - {each.name for each in fields(group)}:
         raise ValueError(f"{group.__name__} has no fields {', '.join(sorted(unknown))}")
     return [
         inspect.Parameter(
-            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=_annotation(each, annotations)
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=each.default,
+            annotation=_annotation(hints[each.name], each),
         )
         for each in fields(group)
         if each.name not in omitted
     ]
 
 
-def _annotation(of: Field[Any], annotations: dict[str, Any]) -> Any:
-    kind = annotations[of.name]
-    return Annotated[kind, of.metadata[_OPTION]] if _OPTION in of.metadata else kind
+def _annotation(hint: Any, of: Field[Any]) -> Any:
+    return Annotated[hint, of.metadata[_OPTION]] if _OPTION in of.metadata else hint

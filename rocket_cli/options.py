@@ -51,10 +51,10 @@ def argument(metavar: str, text: str, shown: bool | str = True, **more: Any) -> 
 
 
 def option(metavar: str | None, text: str, shown: bool | str = True, *, name: str | None = None, **more: Any) -> Any:
-    """Return the declaration of an option that takes a value.
+    """Return the declaration of an option.
 
     Args:
-        metavar: what the help shows for the value; None takes the name of its type.
+        metavar: what the help shows for the value; None for a flag, or the name of the value's type.
         text: its help.
         shown: the default that the help shows; True is the value itself.
         name: its name, if it is not that of the parameter.
@@ -129,12 +129,7 @@ Precision = Annotated[
 Revision = Annotated[str | None, _of_run("NAME", "Branch, tag or commit of the repository.", "main")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")]
 Energy = Annotated[
-    bool,
-    typer.Option(
-        "--energy/--no-energy",
-        help="Measure the energy used by each stage with codecarbon, offline.",
-        rich_help_panel=RUN,
-    ),
+    bool, _of_run(None, "Measure the energy used by each stage with codecarbon, offline.", name="--energy/--no-energy")
 ]
 Table = Annotated[bool, typer.Option("--table", help="Show all layers in the table, however many.")]
 HealedFrom = Annotated[Path, argument("ARTIFACT", "A factored export, or the output folder of `rocket compress`.")]

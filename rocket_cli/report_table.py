@@ -13,9 +13,9 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from rocket_cli.answer_view import print_answers
 from rocket_cli.progress_view import print_line
 from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationKind
+from rocket_core.report.answers import ComparedAnswer, Piece, pieces_after, pieces_before
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 from rocket_core.report.headlines import quality_headline
 from rocket_core.report.healing import HealingReport
@@ -45,6 +45,10 @@ _SAMPLES: dict[CalibrationKind, tuple[str, str]] = {
     "text and images": ("texts with images", "the file has"),
     "text and audio": ("texts with audio", "the file has"),
 }
+
+# Before the first token that differs: visible without colours as well.
+_PARTING = "▶"
+_STYLES = ("", "yellow", "bold red")
 
 
 def print_report(
@@ -255,7 +259,7 @@ def print_evaluation_report(report: EvaluationReport) -> None:
     caption = f"{report.tokens:,} tokens of {report.dataset}"
     console = wide_console()
     console.print(text_table((caption, *models), quality_rows(report), right=models, is_wide=True))
-    print_answers(console, report.answers)
+    _print_answers(console, report.answers)
 
 
 def print_evaluation(result: "EvaluationResult") -> None:
@@ -263,7 +267,7 @@ def print_evaluation(result: "EvaluationResult") -> None:
     models, rows = result.table()
     console = wide_console()
     console.print(text_table((result.caption, *models), rows, right=models, is_wide=True))
-    print_answers(console, result.answers)
+    _print_answers(console, result.answers)
 
 
 def print_healing(report: HealingReport, output: Path) -> None:
@@ -322,3 +326,27 @@ def _command_lines(commands: Iterable[RunCommand]) -> Iterable[str]:
 
 def _plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word}s"
+
+
+def _print_answers(console: Console, answers: Iterable[ComparedAnswer]) -> None:
+    """Write answers to prompts, with the place where they part, and in the original's answer how far predictions do."""
+    for answer in answers:
+        console.print()
+        console.print(Text(_shown(f"Prompt: {answer.prompt}"), style="bold"))
+        for name, pieces in (("original", pieces_before(answer)), ("compressed", pieces_after(answer))):
+            console.print(Text(f"{name}:", style="dim"))
+            console.print(_answer_text(pieces))
+        console.print(Text(answer.summary, style="dim"))
+
+
+def _answer_text(pieces: Iterable[Piece]) -> Text:
+    text = Text()
+    for piece in pieces:
+        mark = _PARTING if piece.is_first_difference else ""
+        text.append(mark + _shown(piece.text), _STYLES[piece.distance])
+    return text
+
+
+def _shown(text: str) -> str:
+    """Return a text without the control characters that a terminal would obey."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)

@@ -32,10 +32,11 @@ _Rounds = Annotated[int, options.option("N", "Rounds in which every model is mea
 _Threads = Annotated[int | None, options.option("N", "Threads on the processor.", "OMP_NUM_THREADS, or all processors")]
 _Packed = Annotated[
     bool | None,
-    typer.Option(
-        "--packed/--unpacked",
-        help="Hold compressed layers of Rocket's artifacts packed, or dense.",
-        show_default="what is fastest",
+    options.option(
+        None,
+        "Hold compressed layers of Rocket's artifacts packed, or dense.",
+        "what is fastest",
+        name="--packed/--unpacked",
     ),
 ]
 
