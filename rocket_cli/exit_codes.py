@@ -155,7 +155,7 @@ def missing_extra(error: ImportError) -> Failure | None:
 
 def describe(error: BaseException) -> Failure | None:
     """Return the failure that an error is reported as; None if the error is a bug."""
-    failure: Failure | None
+    failure: Failure | None = None
     match error:
         case errors.RocketError():
             failure = Failure(code=error.code, message=str(error), exit_code=exit_code_of(type(error)))
@@ -176,8 +176,6 @@ def describe(error: BaseException) -> Failure | None:
         case RuntimeError() if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
             reason = str(error).partition(". ")[0]
             failure = _too_small(errors.InsufficientMemoryError, f"{reason}; use shorter sequences, or --device cpu")
-        case _:
-            failure = None
     return failure
 
 

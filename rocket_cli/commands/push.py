@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,6 @@ from rocket_core.report.formatting import bytes_text
 
 if TYPE_CHECKING:
     from rocket_client._download_state import DownloadedFile
-    from rocket_client.hub_push import PushedExport
 
 
 Export = Annotated[
@@ -81,7 +81,8 @@ def push(
                 on_upload=announce,
             )
     if connection.as_json:
-        typer.echo(json.dumps(_json(pushed), indent=2))
+        files = [described(file) for file in pushed.files]
+        typer.echo(json.dumps(asdict(pushed) | {"files": files}, indent=2))
         return
     done = "pushed in one commit" if pushed.is_new else "all of them already there"
     print_line(f"{pushed.export}: {len(pushed.files)} files of {_size(pushed.files)}, {done}")
@@ -90,15 +91,3 @@ def push(
 
 def _size(files: "Sequence[DownloadedFile]") -> str:
     return bytes_text(sum(file.artifact.size for file in files))
-
-
-def _json(pushed: "PushedExport") -> dict[str, object]:
-    return {
-        "repository": pushed.repository,
-        "url": pushed.url,
-        "revision": pushed.revision,
-        "commit": pushed.commit,
-        "is_new": pushed.is_new,
-        "export": pushed.export,
-        "files": [described(file) for file in pushed.files],
-    }

@@ -133,10 +133,10 @@ def revoke_key(
         audit.record(session, audit.ADMIN.on_behalf_of(key.tenant), audit.Action.KEY_REVOKE, subject=key_id)
         revoked = _key_fields(key)
         is_last = not keys.has_usable_keys(session)
-    none_left = "no usable key is left: all requests are refused until `rocket admin keys create` makes one"
-    database.print_outcome(
-        revoked, f"key {key_id} of {revoked['tenant']} is revoked", *((none_left,) if is_last else ())
-    )
+    lines = [f"key {key_id} of {revoked['tenant']} is revoked"]
+    if is_last:
+        lines.append("no usable key is left: all requests are refused until `rocket admin keys create` makes one")
+    database.print_outcome(revoked, *lines)
 
 
 @app.command("audit")
