@@ -63,7 +63,7 @@ class LineView(ProgressView):
 class BarView(Progress, ProgressView):
     """A bar that is drawn by a separate thread and disappears at the end."""
 
-    # Of the class, as the constructor of the base draws a frame.
+    # On the class, because the constructor of the base draws a frame.
     _notice = ""
 
     def __init__(self, console: Console) -> None:
