@@ -58,10 +58,13 @@ def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) ->
     with EnergyMeter() if compression.energy else nullcontext() as meter:
         # This takes seconds, in which the meter gets ready.
         with no_collection(lasting=True):
-            from rocket_core.pipeline import ProfileCache
             from rocket_core.pipeline import compress as run_pipeline
 
-        cache = None if compression.profiles is None else ProfileCache(compression.profiles)
+        cache = None
+        if compression.profiles is not None:
+            from rocket_core.pipeline import ProfileCache
+
+            cache = ProfileCache(compression.profiles)
         hide_library_bars()
         with progress_view(quiet=quiet) as view, stopping_on_signals(view.announce_stop) as stop:
 
