@@ -25,7 +25,7 @@ from rich.table import Table
 from app.shared.errors import AppError
 from app.shared.settings import load_settings
 from rocket_cli.commands.download import bytes_view
-from rocket_cli.connection import OutageNotice
+from rocket_cli.connection import Connection
 from rocket_cli.following import follow_job
 from rocket_cli.progress_view import hide_library_bars, progress_view
 from rocket_cli.report_table import wide_console
@@ -179,7 +179,7 @@ def compress(rocket: Rocket, model_id: str) -> str:
     """Submit the model, show the job until it has succeeded, and return its id."""
     job = rocket.submit(model_id, ratio=RATIO, calibration={"samples": SAMPLES, "sequence_length": WINDOW})
     say(f"{job.id}: {model_id} at ratio {RATIO}, calibrated on {SAMPLES} windows of {WINDOW} tokens")
-    job = follow_job(rocket, job, OutageNotice(rocket.server, quiet=False), quiet=False)
+    job = follow_job(rocket, job, Connection(server=rocket.server))
     if job.status != "succeeded":
         reason = job.error.message if job.error else f"it is {job.status}"
         raise DemoError(f"the job did not succeed: {reason}")
@@ -190,7 +190,7 @@ def download(rocket: Rocket, job_id: str) -> Path:
     """Download a job's artifacts into a new folder below the current one."""
     folder = (DOWNLOADS / job_id).absolute()
     with progress_view(quiet=False) as view:
-        notice = OutageNotice(rocket.server, quiet=False)
+        notice = Connection(server=rocket.server).notice
         files = rocket.download(job_id, folder, on_progress=bytes_view(view, notice))
     say(f"{len(files)} files downloaded, each verified by its SHA-256")
     return folder

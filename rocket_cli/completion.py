@@ -24,62 +24,65 @@ _STATUSES = ("queued", "running", "cancelling", "succeeded", "failed", "cancelle
 Offer = str | tuple[str, str]
 
 
-def job_ids(context: typer.Context, incomplete: str) -> list[Offer]:
+def _from_server(ask: Callable[["Rocket"], Iterable[Offer]]) -> Callable[[typer.Context, str], list[Offer]]:
+    """Return a completion with the names from the command line's server that start with what was typed.
+
+    It offers nothing after a timeout.
+    """
+
+    def offered(context: typer.Context, incomplete: str) -> list[Offer]:
+        server = context.params.get("server")
+        offers: list[Offer] = []
+
+        def run() -> None:
+            from rocket_client.client import Rocket
+
+            # Errors must not be printed while the user is typing a line.
+            with suppress(ClientError), Rocket(server, patience=0) as rocket:
+                offers.extend(ask(rocket))
+
+        # An abandoned daemon thread: name resolution and unresponsive hosts would exceed the timeout.
+        thread = Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(_SECONDS)
+        if thread.is_alive():
+            return []
+        return [offer for offer in offers if (offer if isinstance(offer, str) else offer[0]).startswith(incomplete)]
+
+    return offered
+
+
+@_from_server
+def job_ids(rocket: "Rocket") -> Iterable[Offer]:
     """Return jobs, newest first, with descriptions."""
-
-    def ask(rocket: "Rocket") -> Iterable[Offer]:
-        return [(job.id, _description(job)) for job in rocket.list_jobs(limit=_MANY).data]
-
-    return _offered(context, incomplete, ask)
+    return [(job.id, _description(job)) for job in rocket.list_jobs(limit=_MANY).data]
 
 
-def jobs_and_profiles(context: typer.Context, incomplete: str) -> list[Offer]:
+@_from_server
+def jobs_and_profiles(rocket: "Rocket") -> Iterable[Offer]:
     """Return jobs that have a profile, and profiles."""
-
-    def ask(rocket: "Rocket") -> Iterable[Offer]:
-        jobs = [job for job in rocket.list_jobs(limit=_MANY).data if job.profile_id is not None]
-        return [
-            *((job.id, _description(job)) for job in jobs),
-            *((profile.id, f"profile of {profile.model_id}") for profile in rocket.list_profiles(limit=_MANY).data),
-        ]
-
-    return _offered(context, incomplete, ask)
+    jobs = [job for job in rocket.list_jobs(limit=_MANY).data if job.profile_id is not None]
+    return [
+        *((job.id, _description(job)) for job in jobs),
+        *((profile.id, f"profile of {profile.model_id}") for profile in rocket.list_profiles(limit=_MANY).data),
+    ]
 
 
-def model_ids(context: typer.Context, incomplete: str) -> list[Offer]:
+@_from_server
+def model_ids(rocket: "Rocket") -> Iterable[Offer]:
     """Return the models in the server's folder."""
-    return _offered(context, incomplete, lambda rocket: rocket.models())
+    return rocket.models()
 
 
-def calibration_names(context: typer.Context, incomplete: str) -> list[Offer]:
+@_from_server
+def calibration_names(rocket: "Rocket") -> Iterable[Offer]:
     """Return the calibration data that the server offers, including uploads."""
-    return _offered(context, incomplete, lambda rocket: rocket.calibrations())
+    return rocket.calibrations()
 
 
 def statuses(incomplete: str) -> list[str]:
     """Return the statuses of jobs, without a request to the server."""
     return [status for status in _STATUSES if status.startswith(incomplete)]
-
-
-def _offered(context: typer.Context, incomplete: str, ask: Callable[["Rocket"], Iterable[Offer]]) -> list[Offer]:
-    """Return the names from the command line's server that start with `incomplete`; empty after a timeout."""
-    server = context.params.get("server")
-    offers: list[Offer] = []
-
-    def run() -> None:
-        from rocket_client.client import Rocket
-
-        # Errors must not be printed while the user is typing a line.
-        with suppress(ClientError), Rocket(server, patience=0) as rocket:
-            offers.extend(ask(rocket))
-
-    # An abandoned daemon thread: name resolution and unresponsive hosts would exceed the timeout.
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_SECONDS)
-    if thread.is_alive():
-        return []
-    return [offer for offer in offers if (offer if isinstance(offer, str) else offer[0]).startswith(incomplete)]
 
 
 def _description(job: "Job") -> str:

@@ -1,57 +1,203 @@
 """Options of the commands that compress, submit, estimate or profile a model, each group declared once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from rocket_cli import options
-from rocket_core.config import ONE_FORMAT_METHODS, CalibrationConfig, CompressionConfig, compression_config
+from rocket_cli import completion, options
+from rocket_cli.option_groups import group_field
+from rocket_core import config as core  # the groups have a method of that name
+from rocket_core.engines import ENGINES, EngineName
+from rocket_core.report.figures import ERROR_NAMES
+from rocket_core.sizes.budget import BudgetUnit
+from rocket_core.sizes.target import parse_size
 
-_DEFAULTS = CompressionConfig(ratio=0)
-_CALIBRATION = CalibrationConfig()
+_DEFAULTS = core.CompressionConfig(ratio=0)
+_CALIBRATION = core.CalibrationConfig()
+_EVALUATION = core.EvaluationConfig()
+
+# Names of the settings of each part of a configuration, by the options that give them.
+_CALIBRATION_SETTINGS = {name: name for name in ("samples", "sequence_length", "seed")} | {"calibration": "dataset"}
+EVALUATION_SETTINGS = {
+    "evaluate": "dataset",
+    "evaluate_samples": "samples",
+    "evaluate_length": "sequence_length",
+    "evaluate_stride": "stride",
+    "task": "tasks",
+    "task_items": "task_items",
+    "prompt": "prompts",
+    "answer_tokens": "answer_tokens",
+}
+_METHOD_NAMES = ("preset", "method", "code_bits", "group_size", "value_bits", "refine", "calibrate_all_experts")
+_METHOD_SETTINGS = {name: name for name in (*_METHOD_NAMES, "objective", "budget", "storage", "engine")}
+
+
+def _setting(metavar: str | None, text: str, shown: bool | str = True, *, default: Any = None, **more: Any) -> Any:
+    return group_field(options.option(metavar, text, shown, **more), default)
+
+
+_of_data, _of_method, _of_run = (
+    partial(_setting, rich_help_panel=panel) for panel in (options.DATA, options.METHOD, options.RUN)
+)
+
+
+def _ratio(text: str) -> float:
+    number = text.removesuffix("%")
+    try:
+        value = float(number)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a valid number; use for example 0.3 or 30%") from None
+    if text.endswith("%"):
+        return value / 100
+    if 1 <= value < 100:
+        raise typer.BadParameter(f"{text} is not less than 1; to remove {text} %, use {value / 100:.6g} or {text}%")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionOptions:
     """How to compress a model; options that are None were not given and take the defaults."""
 
-    ratio: options.Ratio = None
-    size: options.Size = None
-    bits: options.Bits = None
-    calibration: options.ServerCalibration = None
-    samples: options.ServerSamples = None
+    ratio: float | None = _setting(
+        "R",
+        "Fraction of the compressible parameters to remove, at least 0 and less than 1, such as 0.3 or 30%. One "
+        "of this, --size and --bits is required.",
+        shown=False,
+        parser=_ratio,
+    )
+    size: int | None = _setting(
+        "SIZE",
+        "Maximum size of the weights on disk, in the format that --for decides: a number of bytes, or 500MB, "
+        "1.5GiB. Instead of --ratio.",
+        shown=False,
+        parser=options.reader(parse_size),
+    )
+    bits: float | None = _setting(
+        "N",
+        "Maximum bits per weight of the compressible layers, scales and masks included, above 0 and up to 16, "
+        "such as 4.5. Instead of --ratio.",
+        shown=False,
+    )
+    calibration: str | None = _setting(
+        "NAME",
+        f"Calibration text: {core.BUILTIN_DATASET} (the default), {', '.join(core.HUB_DATASETS)}, or "
+        "local/FILE from the server's datasets folder, or the id that `rocket upload` prints. For an image or audio "
+        f"model: local/FOLDER, or {core.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
+        autocompletion=completion.calibration_names,
+    )
+    samples: options.Samples = None
     sequence_length: options.SequenceLength = None
-    seed: options.ServerSeed = None
-    preset: options.Preset = None
-    method: options.Method = None
-    code_bits: options.CodeBits = None
-    group_size: options.GroupSize = None
-    value_bits: options.ValueBits = None
-    refine: options.Refine = None
-    heal: options.Heal = None
-    calibrate_all_experts: options.CalibrateAllExperts = None
-    objective: options.Objective = None
-    budget: options.Budget = None
-    storage: options.Storage = None
-    engine: options.Engine = None
-    evaluate: options.EvaluateOn = None
-    evaluate_samples: options.EvaluateSamples = None
-    evaluate_length: options.EvaluateLength = None
-    evaluate_stride: options.EvaluateStride = None
-    task: options.ServerTasks = None
+    seed: options.Seed = None
+    preset: core.Preset | None = _setting(
+        "NAME",
+        "Named settings: fast, best (lower loss, about twice as long), max (best with --refine, about four times "
+        "as long), or paper (exactly the paper's algorithm). Explicit options take precedence.",
+        core.DEFAULT_PRESET,
+    )
+    method: core.Method | None = _of_method(
+        "NAME",
+        "rocket, or a baseline: rocket-uniform, svd-llm, cospadi, magnitude, wanda, sparsegpt; or rtn or gptq, "
+        "which take --code-bits instead of --ratio, --size or --bits.",
+        "rocket",
+    )
+    code_bits: list[int] | None = _of_method(
+        "N",
+        "Bits of a weight's code, 2 to 8: those to choose from with --size, --bits or --budget bytes "
+        "(repeatable; then no layer is entropy coded or has factors of codes), or the one of --method rtn or gptq.",
+        "all; 4 for rtn and gptq",
+    )
+    group_size: list[int] | None = _of_method(
+        "N",
+        "Inputs that share a scale, 8, 16, 32, 64, 128, or 0 for all of an output: those to choose from "
+        "(repeatable), or the one of --method rtn or gptq, from 32 on.",
+        "all but 128; 32 for rtn and gptq",
+    )
+    value_bits: int | None = _of_method(
+        "N", "With --ratio of parameters: bits of each number that is kept, 16, 8 or 4; 8 and 4 round afterwards.", "16"
+    )
+    refine: bool | None = _of_method(
+        None,
+        "Tune each block after its layers are compressed, codes included, towards what the dense model computes: "
+        "takes two to four times as long, at the same size. For --preset best; max has it.",
+        "the preset's",
+        name="--refine/--no-refine",
+    )
+    heal: int | None = _setting(
+        "TOKENS",
+        "Train the numbers that the result stores towards the original's predictions, on this many tokens of the "
+        "calibration text, such as 2M: recovers part of the loss at the same size. Requires memory for two copies of "
+        "the model. Not with --for vllm or llama.cpp.",
+        "no training",
+        parser=options.read_tokens,
+    )
+    calibrate_all_experts: bool | None = _setting(
+        None,
+        "Calibrate every expert of a mixture on all tokens, instead of those that its router sends to it.",
+        shown=False,
+        name="--calibrate-all-experts",
+    )
+    objective: core.Objective | None = _of_method(
+        "NAME",
+        f"What to minimise: {'; '.join(f'{name}, the {error}' for name, error in ERROR_NAMES.items())}, with a cap on "
+        "the error of each layer.",
+        "the preset's",
+    )
+    budget: BudgetUnit | None = _of_method("UNIT", "Unit of the ratio: parameters or bytes.", "parameters")
+    storage: core.Storage | None = _of_method(
+        "WHAT", "What a size keeps small: the file, where layers may be entropy coded, or the memory as well.", "file"
+    )
+    engine: EngineName | None = _setting(
+        "ENGINE",
+        f"What will run the result: {', '.join(ENGINES)}; rocket is Transformers (Rocket), with this library. Decides "
+        "how layers may be stored, and which files are written.",
+        "rocket",
+        name="--for",
+    )
+    evaluate: str | None = _setting(
+        "NAME_OR_FILE",
+        "Evaluate the original and the compressed model on this text afterwards; the same names as for --calibration. "
+        "Requires memory for the whole model.",
+        "no evaluation",
+    )
+    evaluate_samples: int | None = _of_data("N", "Number of evaluation windows.", str(_EVALUATION.samples))
+    evaluate_length: int | None = _of_data("N", "Tokens per evaluation window.", options.WINDOW_DEFAULT)
+    evaluate_stride: int | None = _of_data(
+        "N", "Tokens from the start of one evaluation window to the next.", "the window's length"
+    )
+    task: list[str] | None = _of_data("NAME", options.TASKS % "local/FILE.jsonl", name="--task")
     task_items: options.TaskItems = None
     prompt: options.Prompts = None
     answer_tokens: options.AnswerTokens = None
-    benchmark: options.Benchmark = False
-    include: options.Include = None
-    ignore: options.Ignore = None
-    export: options.Export = None
+    benchmark: bool = _setting(
+        None,
+        "Measure speed and memory of the original and of each export afterwards. Requires memory for all of them.",
+        name="--benchmark",
+        default=False,
+    )
+    include: list[options.IncludeChoice] | None = _of_method(
+        "WHAT",
+        "What to compress besides the layers in the language model's blocks: embeddings (token embedding and "
+        "head), vision (the tower for images, which needs --calibration with images), or none; repeatable. By default "
+        "embeddings with --size, none otherwise.",
+        shown=False,
+    )
+    ignore: list[str] | None = _of_method(
+        "PATTERN", "Layers not to compress, such as '*.down_proj' or lm_head; repeatable."
+    )
+    export: list[options.ExportChoice] | None = _of_run(
+        "KIND",
+        f"Format to write: {options.EXPORTS}; repeatable. `rocket export` makes others later.",
+        "the one that the engine reads",
+    )
 
     def check_target(self) -> None:
         """Raise typer.BadParameter unless one of `--ratio`, `--size` and `--bits` is given, or none with a format."""
         given = sum(value is not None for value in (self.ratio, self.size, self.bits))
-        if self.method in ONE_FORMAT_METHODS:
+        if self.method in core.ONE_FORMAT_METHODS:
             if self.bits is not None:
                 message = f"is for the method rocket; {self.method} takes --code-bits"
                 raise typer.BadParameter(message, param_hint="--bits")
@@ -62,19 +208,9 @@ class CompressionOptions:
 
     def evaluation(self) -> dict[str, Any] | None:
         """Return the given settings of the evaluation; None if it was not asked for."""
-        settings = {
-            "dataset": self.evaluate,
-            "samples": self.evaluate_samples,
-            "sequence_length": self.evaluate_length,
-            "stride": self.evaluate_stride,
-            "tasks": self.task,
-            "task_items": self.task_items,
-            "prompts": self.prompt,
-            "answer_tokens": self.answer_tokens,
-        }
-        return _without_none(settings) or None
+        return self._given(EVALUATION_SETTINGS) or None
 
-    def config(self, **machine: Any) -> CompressionConfig:
+    def config(self, **machine: Any) -> core.CompressionConfig:
         """Return the settings of a run on this machine.
 
         Args:
@@ -83,7 +219,7 @@ class CompressionOptions:
         Raises:
             InvalidConfigError: they are not valid.
         """
-        return compression_config(
+        return core.compression_config(
             ratio=self.ratio,
             target_bytes=self.size,
             bits=self.bits,
@@ -96,34 +232,15 @@ class CompressionOptions:
             **_without_none(machine),
         )
 
+    def _given(self, settings: Mapping[str, str]) -> dict[str, Any]:
+        return _without_none({setting: getattr(self, option) for option, setting in settings.items()})
+
     def _calibration(self) -> dict[str, Any]:
-        return _without_none(
-            {
-                "dataset": self.calibration,
-                "samples": self.samples,
-                "sequence_length": self.sequence_length,
-                "seed": self.seed,
-            }
-        )
+        return self._given(_CALIBRATION_SETTINGS)
 
     def _method(self) -> dict[str, Any]:
-        return _without_none(
-            {
-                "preset": self.preset,
-                "method": self.method,
-                "code_bits": self.code_bits,
-                "group_size": self.group_size,
-                "value_bits": self.value_bits,
-                "refine": self.refine,
-                "heal_tokens": self.heal,
-                "calibrate_all_experts": self.calibrate_all_experts,
-                "objective": self.objective,
-                "budget": self.budget,
-                "include": self._include(),
-                "storage": self.storage,
-                "engine": self.engine,
-            }
-        )
+        others = {"heal_tokens": self.heal, "include": self._include()}
+        return self._given(_METHOD_SETTINGS) | _without_none(others)
 
     def _include(self) -> list[str] | None:
         if not self.include:
@@ -142,8 +259,8 @@ class CompressionOptions:
 class ServerOptions(CompressionOptions):
     """How a server compresses a model; only options that are given are sent, as the server has the defaults."""
 
-    dtype: options.ServerDtype = None
-    precision: options.ServerPrecision = None
+    dtype: options.Dtype = None
+    precision: options.Precision = None
     revision: options.Revision = None
 
     def request(self) -> dict[str, Any]:
@@ -180,7 +297,12 @@ class LocalOptions(CompressionOptions):
     dtype: options.Dtype = _DEFAULTS.dtype
     precision: options.Precision = _DEFAULTS.precision
     revision: options.Revision = None
-    profiles: options.Profiles = None
+    profiles: Path | None = _of_run(
+        "DIR",
+        "Cache layer profiles and calibration statistics in this folder, and reuse them: another ratio "
+        "then needs no second calibration.",
+        "no cache",
+    )
     energy: options.Energy = True
     resume: options.Resume = False
 
@@ -189,9 +311,11 @@ class LocalOptions(CompressionOptions):
 class SubmissionOptions:
     """How a job is submitted."""
 
-    metadata: options.Metadata = None
-    queue: options.JobQueue = None
-    idempotency_key: options.IdempotencyKey = None
+    metadata: list[str] | None = _setting("KEY=VALUE", "Label for the job; repeatable.")
+    queue: options.QueueChoice | None = _setting(
+        None, "Queue of the job, which determines the workers that may run it.", "the server's default"
+    )
+    idempotency_key: str | None = _setting("KEY", "A second submission with the same key returns the first job.")
     hub_token_env: options.HubTokenVariable = None
     watch: options.Watch = False
 

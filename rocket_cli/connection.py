@@ -5,11 +5,14 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from rocket_cli import options
 from rocket_cli.exit_codes import reported_failures
 from rocket_cli.progress_view import print_line
 from rocket_client._defaults import COMMAND_PATIENCE, DEFAULT_SERVER, KEY_VARIABLE, SERVER_VARIABLE
@@ -52,29 +55,39 @@ class OutageNotice:
         self._reason = None
 
 
-@contextmanager
-def connected(
-    server: str, *, as_json: bool, job_id: str | None = None, notice: OutageNotice | None = None
-) -> Iterator["Rocket"]:
-    """Yield a client whose errors end the command with a message and an exit code.
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """How a command reaches a server, and whether it writes results and errors as JSON."""
 
-    Args:
-        server: the server's address.
-        as_json: whether to write errors as JSON too.
-        job_id: the job that the command is about.
-        notice: notified of outages; None creates one.
-    """
-    from rocket_client.client import Rocket
+    server: options.Server = DEFAULT_SERVER
+    as_json: options.JsonResult = False
 
-    outage = notice or OutageNotice(server, quiet=as_json)
-    with (
-        reported_failures(as_json=as_json),
-        Rocket(server, patience=COMMAND_PATIENCE, on_retry=outage.begin) as rocket,
-    ):
-        try:
-            yield rocket
-        except ProblemError as error:
-            raise _explained(rocket, error, job_id) from error
+    @cached_property
+    def notice(self) -> OutageNotice:
+        """The notice of outages during the command."""
+        return OutageNotice(self.server, quiet=self.as_json)
+
+    @contextmanager
+    def client(self, job_id: str | None = None) -> Iterator["Rocket"]:
+        """Yield a client whose errors end the command with a message and an exit code.
+
+        Args:
+            job_id: the job that the command is about.
+        """
+        from rocket_client.client import Rocket
+
+        with (
+            reported_failures(as_json=self.as_json),
+            Rocket(self.server, patience=COMMAND_PATIENCE, on_retry=self.notice.begin) as rocket,
+        ):
+            try:
+                yield rocket
+            except ProblemError as error:
+                raise _explained(rocket, error, job_id) from error
+
+    def command(self, *arguments: str) -> str:
+        """Return a command line for the user, quoted for a shell; it names the server unless that is the default."""
+        return command(self.server, *arguments)
 
 
 def command(server: str, *arguments: str) -> str:
@@ -95,8 +108,7 @@ def hub_token(variable: str | None) -> str | None:
     if not token:
         # The value is not repeated: it may be the token itself.
         raise typer.BadParameter(
-            "no such environment variable; give the name of the variable, not the token",
-            param_hint="--hub-token-env",
+            "no such environment variable; give the name of the variable, not the token", param_hint="--hub-token-env"
         )
     return token
 

@@ -2,10 +2,12 @@
 
 import errno
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from importlib.metadata import requires
 
 import typer
 
@@ -56,36 +58,9 @@ _SERVICE_CODES: Mapping[str, ExitCode] = {
     "job_stalled": ExitCode.INTERNAL,
 }
 
-# Packages of the `worker` extra, which a base install does not have.
-_EXTRAS = {
-    # Packages that the base install lacks, and what brings them; a service needs all of `worker`.
-    "torch": (
-        "accelerate",
-        "codecarbon",
-        "datasets",
-        "numpy",
-        "psutil",
-        "safetensors",
-        "tokenizers",
-        "torch",
-        "transformers",
-    ),
-    "worker": (
-        "alembic",
-        "celery",
-        "cryptography",
-        "fastapi",
-        "limits",
-        "prometheus_client",
-        "psycopg",
-        "pydantic_settings",
-        "redis",
-        "setproctitle",
-        "sqlalchemy",
-        "uvicorn",
-    ),
-}
-_EXTRA_OF = {package: extra for extra, packages in _EXTRAS.items() for package in packages}
+# Extras with what commands import, and those to install for it; a service needs all of `worker`.
+_EXTRAS = {"torch": "torch", "service": "worker", "worker": "worker"}
+_REQUIREMENT = re.compile(r'([\w.-]+).*; extra == "(\w+)"')
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # Outcomes that the user asked for.
 _NO_ERRORS = frozenset({ExitCode.INTERRUPTED, ExitCode.CANCELLED})
@@ -127,15 +102,7 @@ def reported_failures(*, as_json: bool, advice: Callable[[ExitCode], None] = _no
     """
     try:
         yield
-    except (
-        errors.RocketError,
-        client_errors.ClientError,
-        ImportError,
-        MemoryError,
-        OSError,
-        RuntimeError,
-        KeyboardInterrupt,
-    ) as error:
+    except (Exception, KeyboardInterrupt) as error:
         failure = describe(error)
         if failure is None:
             raise
@@ -154,20 +121,21 @@ def report_failure(failure: Failure, *, as_json: bool) -> None:
 
 def missing_extra(error: ImportError) -> Failure | None:
     """Return the failure of a command whose packages an extra brings; None if none of them does."""
-    package = _top_level(error)
-    if package not in _EXTRA_OF:
+    package = (error.name or "").partition(".")[0]
+    extra = _extra_of(package)
+    if extra is None:
         return None
     return Failure(
         code="missing_extra",
         message=f"this command needs {package}, which is not installed or too old; "
-        f"run: pip install 'rocket-compress[{_EXTRA_OF[package]}]'",
+        f"run: pip install 'rocket-compress[{extra}]'",
         exit_code=ExitCode.INVALID,
     )
 
 
 def describe(error: BaseException) -> Failure | None:
     """Return the failure that an error is reported as; None if the error is a bug."""
-    failure: Failure | None
+    failure: Failure | None = None
     match error:
         case client_errors.ProblemError():
             failure = _problem(error)
@@ -186,8 +154,6 @@ def describe(error: BaseException) -> Failure | None:
         case RuntimeError() if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
             reason = str(error).partition(". ")[0]
             failure = _too_small(errors.InsufficientMemoryError, f"{reason}; use shorter sequences, or --device cpu")
-        case _:
-            failure = None
     return failure
 
 
@@ -219,8 +185,11 @@ def _problem(error: client_errors.ProblemError) -> Failure:
     return Failure(code=error.code, message=message, exit_code=exit_code, details=details)
 
 
-def _top_level(error: ImportError) -> str:
-    return (error.name or "").partition(".")[0]
+def _extra_of(package: str) -> str | None:
+    """Return the extra to install for a package; None if no command imports a package that only an extra brings."""
+    found = (_REQUIREMENT.fullmatch(text) for text in requires("rocket-compress") or ())
+    extras = {match[2] for match in found if match and match[1].replace("-", "_") == package}
+    return next((installed for extra, installed in _EXTRAS.items() if extra in extras), None)
 
 
 def _too_small(kind: type[errors.ResourceError], message: str) -> Failure:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rocket_cli.connection import OutageNotice, command
+from rocket_cli.connection import Connection, command
 from rocket_cli.exit_codes import Failure, exit_code_of_code, report_failure
 from rocket_cli.progress_view import ProgressView, print_line, progress_view
 from rocket_client.errors import DetachedError
@@ -50,7 +50,7 @@ class JobView:
             print_line(f"{event.level}: {event.message}")
 
 
-def follow_job(rocket: "Rocket", job: Job, notice: OutageNotice, *, quiet: bool) -> Job:
+def follow_job(rocket: "Rocket", job: Job, connection: Connection) -> Job:
     """Show the progress of a job until it ends, and return the ended job.
 
     Raises:
@@ -59,12 +59,12 @@ def follow_job(rocket: "Rocket", job: Job, notice: OutageNotice, *, quiet: bool)
     if job.has_ended:
         return job
     try:
-        with progress_view(quiet=quiet) as view:
+        with progress_view(quiet=connection.as_json) as view:
             shown = JobView(view)
             shown.show(job)
 
             def show(update: Event | Progress) -> None:
-                notice.end()
+                connection.notice.end()
                 shown.show(update)
 
             return rocket.wait(job.id, on_news=show)
@@ -73,15 +73,15 @@ def follow_job(rocket: "Rocket", job: Job, notice: OutageNotice, *, quiet: bool)
         raise DetachedError(f"{job.id} continues; `{again}` follows it again, `{stop}` cancels it") from error
 
 
-def report_end(job: Job, server: str, *, as_json: bool) -> ExitCode:
+def report_end(job: Job, connection: Connection) -> ExitCode:
     """Write the outcome of a job, and return the matching exit code."""
-    if as_json:
+    if connection.as_json:
         typer.echo(job.model_dump_json(indent=2))
     if job.status == "succeeded":
-        if not as_json:
-            _print_result(job, server)
+        if not connection.as_json:
+            _print_result(job, connection)
         return ExitCode.OK
-    failure = _failure(job, server)
+    failure = _failure(job, connection)
     # The JSON of the job, written above, includes its error.
     report_failure(failure, as_json=False)
     return failure.exit_code
@@ -92,8 +92,8 @@ def seconds_until(at: datetime | None) -> float | None:
     return None if at is None else max(0.0, (at - datetime.now(UTC)).total_seconds())
 
 
-def _failure(job: Job, server: str) -> Failure:
-    again = f"`{command(server, 'retry', job.id)}` resumes from its checkpoints"
+def _failure(job: Job, connection: Connection) -> Failure:
+    again = f"`{connection.command('retry', job.id)}` resumes from its checkpoints"
     if job.error is None:
         code = ExitCode.CANCELLED if job.status == "cancelled" else ExitCode.INTERNAL
         return Failure(code=job.status, message=f"{job.id} is {job.status}; {again}", exit_code=code)
@@ -106,7 +106,7 @@ def _failure(job: Job, server: str) -> Failure:
     )
 
 
-def _print_result(job: Job, server: str) -> None:
+def _print_result(job: Job, connection: Connection) -> None:
     took = ""
     if job.started_at is not None and job.finished_at is not None:
         took = f" in {duration_text((job.finished_at - job.started_at).total_seconds())}"
@@ -120,11 +120,11 @@ def _print_result(job: Job, server: str) -> None:
         stored, dense = bytes_text(job.result.stored_bytes), bytes_text(job.result.dense_bytes)
         typer.echo(f"Size on disk: {stored}, {dense} before")
     if job.kind == "profile":
-        typer.echo(f"    {command(server, 'frontier', job.id)}")
+        typer.echo(f"    {connection.command('frontier', job.id)}")
         return
     if job.push is not None:
         typer.echo(f"Pushed to {job.push.repository}")
     if job.kind in {"evaluation", "push"}:
         return
-    typer.echo(f"    {command(server, 'report', job.id)}")
-    typer.echo(f"    {command(server, 'download', job.id)}")
+    typer.echo(f"    {connection.command('report', job.id)}")
+    typer.echo(f"    {connection.command('download', job.id)}")

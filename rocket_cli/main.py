@@ -32,6 +32,7 @@ from rocket_cli.commands import (
     webhooks,
 )
 from rocket_cli.exit_codes import MEANINGS, missing_extra, report_failure
+from rocket_cli.option_groups import CommandGroup
 from rocket_cli.service import admin, api, migrate, serve, worker
 from rocket_core import __version__
 
@@ -70,7 +71,7 @@ def _taken_for_a_value(context: Any) -> str | None:
     return taken_for_a_value(context.obj or (), valued, known)
 
 
-app = typer.Typer(
+app = CommandGroup(
     name="rocket",
     cls=_Commands,
     help="Compress transformer models without training.",

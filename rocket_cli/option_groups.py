@@ -2,22 +2,30 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import typer
+from typer.models import CommandFunctionType
 
-@dataclass(frozen=True, slots=True)
+# Where the metadata of a field has its option.
+_OPTION = "option"
+
+
 class Without:
     """Marks fields of a group that a command does not offer: `Annotated[Group, Without("name", ...)]`.
 
     These fields keep their defaults.
     """
 
-    names: frozenset[str]
-
     def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", frozenset(names))
+        self.names = frozenset(names)
+
+
+def group_field(option: Any, default: Any = None) -> Any:
+    """Return a field of a group with its option; an annotation may declare it instead, if several groups share it."""
+    return field(default=default, metadata={_OPTION: option})
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,6 +63,20 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     return expanded
 
 
+class CommandGroup(typer.Typer):
+    """Commands whose parameters may be groups of options."""
+
+    def command(self, *args: Any, **kwargs: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        """Return the decorator of a command, with the arguments of `typer.Typer.command`."""
+        register = super().command(*args, **kwargs)
+
+        def registered(command: CommandFunctionType) -> CommandFunctionType:
+            register(expand_groups(command))
+            return command
+
+        return registered
+
+
 def _group_of(annotation: Any) -> tuple[type | None, frozenset[str]]:
     kind, *marks = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     if not (isinstance(kind, type) and is_dataclass(kind)):
@@ -64,13 +86,20 @@ def _group_of(annotation: Any) -> tuple[type | None, frozenset[str]]:
 
 
 def _options(group: Any, omitted: frozenset[str]) -> list[inspect.Parameter]:
-    annotations = get_type_hints(group, include_extras=True)
-    if unknown := omitted - {field.name for field in fields(group)}:
+    hints = get_type_hints(group, include_extras=True)
+    if unknown := omitted - {each.name for each in fields(group)}:
         raise ValueError(f"{group.__name__} has no fields {', '.join(sorted(unknown))}")
     return [
         inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotations[field.name]
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=each.default,
+            annotation=_annotation(hints[each.name], each),
         )
-        for field in fields(group)
-        if field.name not in omitted
+        for each in fields(group)
+        if each.name not in omitted
     ]
+
+
+def _annotation(hint: Any, of: Field[Any]) -> Any:
+    return Annotated[hint, of.metadata[_OPTION]] if _OPTION in of.metadata else hint

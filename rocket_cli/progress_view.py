@@ -6,8 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import Protocol, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
@@ -22,8 +20,8 @@ STOPPING = "stopping after this layer; press Ctrl-C again to stop immediately"
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class ProgressView(Protocol):
-    """Display of a run's progress."""
+class ProgressView:
+    """A display of a run's progress; this one shows nothing, for programs that read stdout and log stderr."""
 
     def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
         """Show the state of the run.
@@ -39,17 +37,7 @@ class ProgressView(Protocol):
         """Announce that the run is about to stop; safe in a signal handler."""
 
 
-class SilentView:
-    """A view without output, for programs that read stdout and log stderr."""
-
-    def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
-        """Do nothing."""
-
-    def announce_stop(self) -> None:
-        """Do nothing."""
-
-
-class LineView:
+class LineView(ProgressView):
     """A view for logs, with a line for each stage, and one every ten seconds in between."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,11 +60,14 @@ class LineView:
         os.write(2, f"rocket: {STOPPING}\n".encode())
 
 
-class BarView:
+class BarView(Progress, ProgressView):
     """A bar that is drawn by a separate thread and disappears at the end."""
 
+    # On the class, because the constructor of the base draws a frame.
+    _notice = ""
+
     def __init__(self, console: Console) -> None:
-        self._progress = _BarWithNotice(
+        super().__init__(
             # As wide as the longest stage, so that the bar does not move.
             TextColumn("{task.description:<22}", markup=False),
             BarColumn(bar_width=10),
@@ -89,21 +80,12 @@ class BarView:
             transient=True,
             expand=True,
         )
-        self._task = self._progress.add_task("starting", total=1.0, percent="0%", left="-:--", detail="")
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        self._run = self.add_task("starting", total=1.0, percent="0%", left="-:--", detail="")
 
     def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
         """Pass the state to the drawing thread."""
-        self._progress.update(
-            self._task,
+        self.update(
+            self._run,
             description=stage_label(stage),
             completed=fraction,
             percent=progress_text(fraction),
@@ -113,16 +95,13 @@ class BarView:
 
     def announce_stop(self) -> None:
         """Set a notice that is drawn with the next frame."""
-        self._progress.notice = STOPPING
-
-
-class _BarWithNotice(Progress):
-    notice = ""
+        self._notice = STOPPING
 
     def get_renderables(self) -> Iterable[RenderableType]:
+        """Return what a frame shows."""
         yield from super().get_renderables()
-        if self.notice:
-            yield Text(self.notice, style="yellow")
+        if self._notice:
+            yield Text(self._notice, style="yellow")
 
 
 def progress_view(*, quiet: bool) -> AbstractContextManager[ProgressView]:
@@ -134,7 +113,7 @@ def progress_view(*, quiet: bool) -> AbstractContextManager[ProgressView]:
     console = Console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
         return BarView(console)
-    return nullcontext(SilentView() if quiet else LineView())
+    return nullcontext(ProgressView() if quiet else LineView())
 
 
 def hide_library_bars() -> None:

@@ -3,19 +3,19 @@
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from rocket_cli.answer_view import print_answers
 from rocket_cli.progress_view import print_line
 from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationKind
+from rocket_core.report.answers import ComparedAnswer, Piece, pieces_after, pieces_before
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 from rocket_core.report.headlines import quality_headline
 from rocket_core.report.healing import HealingReport
@@ -45,6 +45,10 @@ _SAMPLES: dict[CalibrationKind, tuple[str, str]] = {
     "text and images": ("texts with images", "the file has"),
     "text and audio": ("texts with audio", "the file has"),
 }
+
+# Before the first token that differs: visible without colours as well.
+_PARTING = "▶"
+_STYLES = ("", "yellow", "bold red")
 
 
 def print_report(
@@ -84,25 +88,24 @@ def print_report(
             style="dim",
         )
     console.print()
-    for line in _totals(report):
-        console.print(line)
+    _print_lines(console, _totals(report))
     console.print()
     console.print(_size_table(report, output))
     if report.healing is not None:
         console.print()
-        for line in _healing_lines(report.healing):
-            console.print(line)
+        _print_lines(console, _healing_lines(report.healing))
     if report.evaluation is not None:
         console.print()
-        _print_evaluation_report(console, report.evaluation)
+        print_evaluation_report(report.evaluation)
     if report.speed is not None:
         console.print()
-        _print_speed(console, report.speed)
+        print_speed(report.speed)
     console.print()
     if fetched_by is not None:
         console.print(f"To download it:\n\n    {fetched_by}\n")
-    for line in _loading_lines(report, output):
-        console.print(line)
+    made_for = report.settings.reader.exports
+    export = next((export for export in report.exports if export.kind in made_for), report.exports[0])
+    _print_lines(console, _command_lines(run_commands(report, export.kind, str(output / export.folder))))
     folders = {export.kind: export.folder for export in report.exports}
     if "factored" in folders and "dense" not in folders:
         local = shlex.join(["rocket", "export", str(output / folders["factored"]), "stock", "--to", "dense"])
@@ -123,13 +126,31 @@ def print_export(export: ExportReport, output: Path, report: CompressionReport |
     console.print(f"{export.kind}: {bytes_text(export.stored_bytes)} in {output}{original}")
     if report is not None:
         console.print()
-        for line in _command_lines(run_commands(report, export.kind, str(output))):
-            console.print(line)
+        _print_lines(console, _command_lines(run_commands(report, export.kind, str(output))))
 
 
 def wide_console() -> Console:
     """Return a console that writes to stdout without wrapping lines or interpreting markup."""
     return Console(width=_UNBOUNDED_WIDTH, markup=False, highlight=False, emoji=False)
+
+
+def text_table(
+    columns: Sequence[str], rows: Iterable[Iterable[str]], *, right: Container[str] = (), is_wide: bool = False
+) -> Table:
+    """Return a table without lines.
+
+    Args:
+        columns: headings.
+        rows: the text of the cells.
+        right: columns that are aligned to the right.
+        is_wide: whether columns are two spaces apart instead of one, and long cells have several lines.
+    """
+    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=not is_wide)
+    for column in columns:
+        table.add_column(Text(column), justify="right" if column in right else "left", no_wrap=not is_wide)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def print_names(names: Sequence[str], kind: str, *, as_json: bool) -> None:
@@ -166,12 +187,8 @@ def _layer_table(report: CompressionReport, layers: Sequence[LayerReport], prefi
         _BITS: f"{report.bits_per_weight:.2f}",
     }
     for column in _COLUMNS:
-        table.add_column(
-            column,
-            footer=footers.get(column, ""),
-            justify="left" if column == "kind" else "right",
-            no_wrap=True,
-        )
+        justify: JustifyMethod = "left" if column == "kind" else "right"
+        table.add_column(column, footer=footers.get(column, ""), justify=justify, no_wrap=True)
     for layer in layers:
         table.add_row(Text(layer.name.removeprefix(prefix)), *_cells(layer))
     return table
@@ -224,10 +241,9 @@ def _totals(report: CompressionReport) -> Iterable[str]:
 
 def _size_table(report: CompressionReport, output: Path) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(justify="right")
-    table.add_column()
+    columns: tuple[JustifyMethod, ...] = ("left", "right", "right", "left")
+    for justify in columns:
+        table.add_column(justify=justify)
     before = report.totals.dense_bytes
     table.add_row("original", bytes_text(before), "", report.model)
     for export in report.exports:
@@ -236,38 +252,21 @@ def _size_table(report: CompressionReport, output: Path) -> Table:
     return table
 
 
-def _quality_table(evaluation: EvaluationReport) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column(f"{evaluation.tokens:,} tokens of {evaluation.dataset}", header_style="bold")
-    table.add_column("original", justify="right")
-    table.add_column(evaluation.export, justify="right")
-    for row in quality_rows(evaluation):
-        table.add_row(*row)
-    return table
-
-
 def print_evaluation_report(report: EvaluationReport) -> None:
     """Write to stdout what a job has measured: quality, and the answers to prompts."""
-    _print_evaluation_report(wide_console(), report)
-
-
-def _print_evaluation_report(console: Console, report: EvaluationReport) -> None:
-    console.print(_quality_table(report))
-    print_answers(console, report.answers)
+    models = ("original", report.export)
+    caption = f"{report.tokens:,} tokens of {report.dataset}"
+    console = wide_console()
+    console.print(text_table((caption, *models), quality_rows(report), right=models, is_wide=True))
+    _print_answers(console, report.answers)
 
 
 def print_evaluation(result: "EvaluationResult") -> None:
     """Write a measurement of quality to stdout: a column for each model."""
-    columns, rows = result.table()
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column(Text(result.caption), header_style="bold")
-    for name in columns:
-        table.add_column(Text(name), justify="right")
-    for row in rows:
-        table.add_row(*map(Text, row))
+    models, rows = result.table()
     console = wide_console()
-    console.print(table)
-    print_answers(console, result.answers)
+    console.print(text_table((result.caption, *models), rows, right=models, is_wide=True))
+    _print_answers(console, result.answers)
 
 
 def print_healing(report: HealingReport, output: Path) -> None:
@@ -278,8 +277,7 @@ def print_healing(report: HealingReport, output: Path) -> None:
         output: the folder that contains the exports, as the user typed it.
     """
     console = wide_console()
-    for line in _healing_lines(report):
-        console.print(line)
+    _print_lines(console, _healing_lines(report))
     console.print(f"Written to {output / 'factored'}")
 
 
@@ -304,25 +302,16 @@ def _healing_lines(report: HealingReport) -> Iterable[str]:
 
 def print_speed(report: SpeedReport) -> None:
     """Write a measurement of speed to stdout: a row for each model, how it was measured, and what was not."""
-    _print_speed(wide_console(), report)
-
-
-def _print_speed(console: Console, report: SpeedReport) -> None:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for number, column in enumerate(SPEED_COLUMNS):
-        table.add_column(column, justify="right" if 0 < number < len(SPEED_COLUMNS) - 1 else "left")
-    for row in speed_rows(report):
-        table.add_row(*map(Text, row))
-    console.print(table)
+    console = wide_console()
+    console.print(text_table(SPEED_COLUMNS, speed_rows(report), right=SPEED_COLUMNS[1:-1], is_wide=True))
     console.print(f"Measured in turns: {report.conditions}", style="dim")
     for model in report.unmeasured:
         console.print(f"Not measured: {model.name}: {model.reason}")
 
 
-def _loading_lines(report: CompressionReport, output: Path) -> Iterable[str]:
-    made_for = report.settings.reader.exports
-    export = next((export for export in report.exports if export.kind in made_for), report.exports[0])
-    yield from _command_lines(run_commands(report, export.kind, str(output / export.folder)))
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(line)
 
 
 def _command_lines(commands: Iterable[RunCommand]) -> Iterable[str]:
@@ -336,3 +325,27 @@ def _command_lines(commands: Iterable[RunCommand]) -> Iterable[str]:
 
 def _plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word}s"
+
+
+def _print_answers(console: Console, answers: Iterable[ComparedAnswer]) -> None:
+    """Write answers to prompts, with the place where they part, and in the original's answer how far predictions do."""
+    for answer in answers:
+        console.print()
+        console.print(Text(_shown(f"Prompt: {answer.prompt}"), style="bold"))
+        for name, pieces in (("original", pieces_before(answer)), ("compressed", pieces_after(answer))):
+            console.print(Text(f"{name}:", style="dim"))
+            console.print(_answer_text(pieces))
+        console.print(Text(answer.summary, style="dim"))
+
+
+def _answer_text(pieces: Iterable[Piece]) -> Text:
+    text = Text()
+    for piece in pieces:
+        mark = _PARTING if piece.is_first_difference else ""
+        text.append(mark + _shown(piece.text), _STYLES[piece.distance])
+    return text
+
+
+def _shown(text: str) -> str:
+    """Return a text without the control characters that a terminal would obey."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)

@@ -27,15 +27,15 @@ def resume_command(arguments: Sequence[str], command: str = "compress") -> str:
     return shlex.join(["rocket", *arguments[:at], *added, *arguments[at:]])
 
 
-def advise_to_resume(code: ExitCode, output: Path, arguments: Sequence[str], command: str, kept: str) -> None:
+def advise_to_resume(output: Path, arguments: Sequence[str], command: str, kept: str, code: ExitCode) -> None:
     """Print how to resume, if a run has left work and may succeed later.
 
     Args:
-        code: exit code of the run.
-        output: its output folder.
+        output: output folder of the run.
         arguments: arguments of `rocket` on the command line.
         command: name of the command among them.
         kept: what was kept, such as "finished layers are".
+        code: exit code of the run.
     """
     if code in _WORTH_RESUMING and (output / WORK_FOLDER_NAME).is_dir():
         print_line(f"{kept} kept in {output / WORK_FOLDER_NAME}; to resume:")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rocket_cli.compression_options import ServerOptions, SubmissionOptions
-from rocket_cli.connection import OutageNotice, command, connected, explain_names, hub_token
+from rocket_cli.connection import Connection, explain_names, hub_token
 from rocket_cli.following import follow_job, report_end
 from rocket_cli.progress_view import print_line
 from rocket_client.errors import ProblemError
@@ -15,6 +15,8 @@ from rocket_client.models import Job
 
 if TYPE_CHECKING:
     from rocket_client.client import Rocket
+
+_NO_OPTIONS = ServerOptions()
 
 
 @contextmanager
@@ -50,42 +52,44 @@ def read_labels(pairs: Sequence[str]) -> dict[str, str]:
 def submit_job(
     create: Callable[["Rocket", dict[str, Any]], Job],
     model_id: str,
-    options: ServerOptions,
     submission: SubmissionOptions,
-    *,
-    server: str,
-    as_json: bool,
+    connection: Connection,
+    options: ServerOptions = _NO_OPTIONS,
 ) -> None:
     """Create a job and write its id, or the job as JSON; with `--watch`, follow it and exit with its outcome.
 
     Args:
-        create: calls the method of the client, with the arguments that say how the job is submitted.
-        model_id: the model.
-        options: how to compress or profile it.
+        create: calls the method of the client, with those arguments on how the job is submitted that were given.
+        model_id: the model, or the job whose result the new one works on.
         submission: how to submit the job.
-        server: the server's address.
-        as_json: whether to write the job and errors as JSON.
+        connection: the server.
+        options: how to compress or profile the model.
     """
-    arguments = {
+    given = {
         "metadata": read_labels(submission.metadata or ()),
         "queue": submission.queue,
         "idempotency_key": submission.idempotency_key,
         "hub_token": hub_token(submission.hub_token_env),
     }
-    notice = OutageNotice(server, quiet=as_json)
-    with connected(server, as_json=as_json, notice=notice) as rocket:
+    arguments = {name: value for name, value in given.items() if value is not None}
+    with connection.client() as rocket:
         with explained_refusals(rocket, model_id, options):
             job = create(rocket, arguments)
-        notice.end()
-        if not as_json:
+        connection.notice.end()
+        if not connection.as_json:
             typer.echo(job.id)
             for warning in job.warnings:
                 print_line(f"warning: {warning}")
         if submission.watch:
-            job = follow_job(rocket, job, notice, quiet=as_json)
+            job = follow_job(rocket, job, connection)
     if submission.watch:
-        raise typer.Exit(report_end(job, server, as_json=as_json))
-    if as_json:
+        raise typer.Exit(report_end(job, connection))
+    print_submitted(job, connection)
+
+
+def print_submitted(job: Job, connection: Connection) -> None:
+    """Write a job that is not followed: as JSON, or how to follow it."""
+    if connection.as_json:
         typer.echo(job.model_dump_json(indent=2))
     else:
-        print_line(f"submitted; `{command(server, 'watch', job.id)}` shows its progress")
+        print_line(f"submitted; `{connection.command('watch', job.id)}` shows its progress")

@@ -3,7 +3,7 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,36 +17,26 @@ from rocket_core.speed.rounds import DEFAULT_NEW_TOKENS, DEFAULT_PROMPT_TOKENS, 
 from rocket_core.speed.subjects import GGUF_SUFFIX
 from rocket_core.system.torch_environment import set_torch_defaults, thread_count
 
-if TYPE_CHECKING:
-    from rocket_core.checkpoint import ModelSource
-
 _Models = Annotated[
     list[str],
-    typer.Argument(
-        metavar="MODEL",
-        help="Folders, .gguf files or folders with one, or repositories on the Hugging Face Hub; the others are "
+    options.argument(
+        "MODEL",
+        "Folders, .gguf files or folders with one, or repositories on the Hugging Face Hub; the others are "
         "compared with the first.",
-        show_default=False,
+        shown=False,
     ),
 ]
-_PromptTokens = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Tokens of the prompt.", show_default=f"{DEFAULT_PROMPT_TOKENS}, or less"),
-]
-_NewTokens = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens to generate.", show_default=f"{DEFAULT_NEW_TOKENS}, or less")
-]
-_Rounds = Annotated[int, typer.Option(metavar="N", help="Rounds in which every model is measured once.")]
-_Threads = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Threads on the processor.", show_default="OMP_NUM_THREADS, or all processors"),
-]
+_PromptTokens = Annotated[int | None, options.option("N", "Tokens of the prompt.", f"{DEFAULT_PROMPT_TOKENS}, or less")]
+_NewTokens = Annotated[int | None, options.option("N", "Tokens to generate.", f"{DEFAULT_NEW_TOKENS}, or less")]
+_Rounds = Annotated[int, options.option("N", "Rounds in which every model is measured once.")]
+_Threads = Annotated[int | None, options.option("N", "Threads on the processor.", "OMP_NUM_THREADS, or all processors")]
 _Packed = Annotated[
     bool | None,
-    typer.Option(
-        "--packed/--unpacked",
-        help="Hold compressed layers of Rocket's artifacts packed, or dense.",
-        show_default="what is fastest",
+    options.option(
+        None,
+        "Hold compressed layers of Rocket's artifacts packed, or dense.",
+        "what is fastest",
+        name="--packed/--unpacked",
     ),
 ]
 
@@ -108,5 +98,4 @@ def _fetch(model: str, packing: Packing) -> Subject:
     # This imports torch, which takes seconds.
     from rocket_core.checkpoint import find_model
 
-    source: ModelSource = find_model(model)
-    return find_subject(source.folder, model, packing)
+    return find_subject(find_model(model).folder, model, packing)

@@ -6,62 +6,52 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from rocket_cli import options
-from rocket_cli.connection import command, connected
+from rocket_cli.connection import Connection
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import print_names, wide_console
-from rocket_client._defaults import DEFAULT_SERVER
+from rocket_cli.report_table import print_names, text_table, wide_console
 from rocket_client.models import Profile
 from rocket_core.report.formatting import age_text, percent_text
 
-After = Annotated[str | None, typer.Option(metavar="PROFILE", help="Only profiles older than this one.")]
+After = Annotated[str | None, options.option("PROFILE", "Only profiles older than this one.")]
 # The upper bound is that of the server's pages.
-Limit = Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Maximum number of profiles.")]
+Limit = Annotated[int, options.option("N", "Maximum number of profiles.", min=1, max=100)]
 
 
 def models(
     *,
     delete: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Delete this uploaded model, upload/NAME, instead of listing models."),
+        str | None, options.option("MODEL", "Delete this uploaded model, upload/NAME, instead of listing models.")
     ] = None,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    connection: Connection,
 ) -> None:
     """List the models in the server's folder and your uploads, by the names that `rocket submit` accepts.
 
     What looks like a model but cannot be compressed is listed on stderr, with what to do.
     """
-    with connected(server, as_json=as_json) as rocket:
+    with connection.client() as rocket:
         if delete is not None:
             rocket.delete_model(delete)
             return
         found = rocket.list_models()
-    print_names([model.id for model in found if model.problem is None], "models", as_json=as_json)
-    for model in (each for each in found if each.problem is not None and not as_json):
+    print_names([model.id for model in found if model.problem is None], "models", as_json=connection.as_json)
+    for model in (each for each in found if each.problem is not None and not connection.as_json):
         print_line(f"{model.id} cannot be compressed: {model.problem}")
 
 
-def calibrations(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
+def calibrations(*, connection: Connection) -> None:
     """List calibration data, uploads included, by the names that `rocket submit --calibration` accepts."""
-    with connected(server, as_json=as_json) as rocket:
+    with connection.client() as rocket:
         names = rocket.calibrations()
-    print_names(names, "calibration data", as_json=as_json)
+    print_names(names, "calibration data", as_json=connection.as_json)
 
 
-def profiles(
-    *,
-    limit: Limit = 20,
-    after: After = None,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
-) -> None:
+def profiles(*, limit: Limit = 20, after: After = None, connection: Connection) -> None:
     """List profiles, newest first. Jobs reuse them instead of calibrating again; `rocket frontier` plots them."""
-    with connected(server, as_json=as_json) as rocket:
+    with connection.client() as rocket:
         page = rocket.list_profiles(after=after, limit=limit)
-    if as_json:
+    if connection.as_json:
         typer.echo(page.model_dump_json(indent=2))
         return
     if not page.data:
@@ -69,17 +59,15 @@ def profiles(
         return
     wide_console().print(_table(page.data, datetime.now(UTC)))
     if page.has_more:
-        print_line(f"older ones: {command(server, 'profiles', '--after', page.data[-1].id)}")
+        print_line(f"older ones: {connection.command('profiles', '--after', page.data[-1].id)}")
 
 
 def _table(rows: Sequence[Profile], now: datetime) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for column in ("profile", "model", "calibration", "layers", "up to", "age", "used"):
-        is_number = column in {"layers", "up to", "age", "used"}
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=True)
+    cells = []
     for profile in rows:
         ages = (age_text((now - at).total_seconds()) for at in (profile.created_at, profile.used_at))
         data = f"{profile.calibration.dataset}, {profile.calibration.samples}"
-        cells = (profile.id, profile.model_id, data, str(profile.layers), percent_text(profile.reachable_ratio), *ages)
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+        reachable = percent_text(profile.reachable_ratio)
+        cells.append((profile.id, profile.model_id, data, str(profile.layers), reachable, *ages))
+    numbers = ("layers", "up to", "age", "used")
+    return text_table(("profile", "model", "calibration", *numbers), cells, right=numbers)

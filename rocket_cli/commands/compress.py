@@ -1,5 +1,6 @@
 """`rocket compress`: compression of a model on this machine."""
 
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -8,14 +9,11 @@ from rocket_cli import options
 from rocket_cli.compression_options import LocalOptions
 from rocket_cli.exit_codes import reported_failures
 from rocket_cli.local_run import local_run
-from rocket_cli.option_groups import expand_groups
 from rocket_cli.report_table import print_report
 from rocket_cli.resuming import advise_to_resume
-from rocket_core.errors import ExitCode
 from rocket_core.report.schema import CompressionReport
 
 
-@expand_groups
 def compress(
     *,
     context: typer.Context,
@@ -30,11 +28,7 @@ def compress(
     Ctrl-C stops after the current layer; the same command with --resume continues from there.
     """
     compression.check_target()
-    command = context.obj or ()
-
-    def advise(code: ExitCode) -> None:
-        advise_to_resume(code, output, command, "compress", "finished layers are")
-
+    advise = partial(advise_to_resume, output, context.obj or (), "compress", "finished layers are")
     with reported_failures(as_json=as_json, advice=advise):
         report = _run(model, output, compression, quiet=as_json)
     if as_json:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from rocket_cli import options
-from rocket_cli.connection import OutageNotice, connected
+from rocket_cli.connection import Connection, OutageNotice
 from rocket_cli.progress_view import ProgressView, print_line, progress_view
-from rocket_client._defaults import DEFAULT_SERVER
 from rocket_core.report.formatting import bytes_text
 
 if TYPE_CHECKING:
@@ -28,23 +27,19 @@ def download(
     job_id: options.JobId,
     folder: options.DownloadFolder = None,
     export: options.DownloadExport = None,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    connection: Connection,
 ) -> None:
     """Download the files of a job that has succeeded into DIR, and print the folder.
 
     Running the command again resumes. Every file is verified by its SHA-256, including those that exist already.
     """
     target = (Path(job_id) if folder is None else folder).absolute()
-    notice = OutageNotice(server, quiet=as_json)
-    with (
-        connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket,
-        progress_view(quiet=as_json) as view,
-    ):
+    with connection.client(job_id) as rocket, progress_view(quiet=connection.as_json) as view:
         exports = [kind.value for kind in export or ()]
-        files = rocket.download(job_id, target, exports=exports, on_progress=bytes_view(view, notice))
-    if as_json:
-        typer.echo(json.dumps({"folder": str(target), "files": [_json(file) for file in files]}, indent=2))
+        files = rocket.download(job_id, target, exports=exports, on_progress=bytes_view(view, connection.notice))
+    if connection.as_json:
+        shown = [described(file) | {"outcome": file.outcome.value} for file in files]
+        typer.echo(json.dumps({"folder": str(target), "files": shown}, indent=2))
         return
     for line in _summary(files):
         print_line(line)
@@ -77,6 +72,7 @@ def _summary(files: Sequence["DownloadedFile"]) -> list[str]:
     return [*replaced, f"{len(files)} files of {size}, verified by their SHA-256{already}"]
 
 
-def _json(file: "DownloadedFile") -> dict[str, str | int]:
-    described: dict[str, str | int] = {"name": file.artifact.name, "path": str(file.path)}
-    return described | {"size": file.artifact.size, "sha256": file.artifact.sha256, "outcome": file.outcome.value}
+def described(file: "DownloadedFile") -> dict[str, str | int]:
+    """Return a downloaded file as commands write it in JSON."""
+    named: dict[str, str | int] = {"name": file.artifact.name, "path": str(file.path)}
+    return named | {"size": file.artifact.size, "sha256": file.artifact.sha256}

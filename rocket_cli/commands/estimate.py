@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -9,13 +10,11 @@ from rich.table import Table
 
 from rocket_cli import options
 from rocket_cli.compression_options import ServerOptions
-from rocket_cli.connection import OutageNotice, connected, hub_token
+from rocket_cli.connection import Connection, hub_token
 from rocket_cli.exit_codes import reported_failures
-from rocket_cli.option_groups import expand_groups
 from rocket_cli.progress_view import print_line
 from rocket_cli.report_table import wide_console
 from rocket_cli.submission import explained_refusals
-from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.errors import ServerUnreachableError
 from rocket_client.models import Available, Estimate
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
@@ -29,7 +28,6 @@ _OF_SERVERS = ("local/", "upload/")
 _NOT_FOR_RUNS = {"--local": False, "--server": True, "--hub-token-env": True}
 
 
-@expand_groups
 def estimate(
     *,
     context: typer.Context,
@@ -37,8 +35,7 @@ def estimate(
     compression: ServerOptions,
     local: options.Local = False,
     hub_token_env: options.HubTokenVariable = None,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    connection: Connection,
 ) -> None:
     """Estimate the compressed size of MODEL, and the memory, disk and time that it takes, without compressing it.
 
@@ -50,11 +47,11 @@ def estimate(
     token = hub_token(hub_token_env)
     is_here = local or (Path(model_id).expanduser().is_dir() and not model_id.startswith(_OF_SERVERS))
     if is_here:
-        with reported_failures(as_json=as_json):
+        with reported_failures(as_json=connection.as_json):
             result = _estimate_here(model_id, compression, token)
     else:
-        result = _ask(server, model_id, compression, token, as_json=as_json)
-    if as_json:
+        result = _ask(connection, model_id, compression, token)
+    if connection.as_json:
         typer.echo(result.model_dump_json(indent=2))
         return
     console = wide_console()
@@ -70,21 +67,20 @@ def estimate(
         print_line(f"to submit it as a job: {_submission(command)}")
 
 
-def _ask(server: str, model: str, compression: ServerOptions, token: str | None, *, as_json: bool) -> Estimate:
+def _ask(connection: Connection, model: str, compression: ServerOptions, token: str | None) -> Estimate:
     if not model.startswith(_OF_SERVERS):
         from rocket_core.hub.requests import check_is_repository
 
-        with reported_failures(as_json=as_json):
+        with reported_failures(as_json=connection.as_json):
             check_is_repository(model, compression.revision)
-    notice = OutageNotice(server, quiet=as_json)
-    with connected(server, as_json=as_json, notice=notice) as rocket, explained_refusals(rocket, model, compression):
+    with connection.client() as rocket, explained_refusals(rocket, model, compression):
         try:
             result = rocket.estimate(model, **compression.compression_request(), hub_token=token)
         except ServerUnreachableError:
-            if not as_json and not model.startswith(_OF_SERVERS):
+            if not connection.as_json and not model.startswith(_OF_SERVERS):
                 print_line("with --local, a repository is estimated on this machine, without a server")
             raise
-        notice.end()
+        connection.notice.end()
     return result
 
 
@@ -99,20 +95,11 @@ def _estimate_here(model: str, compression: ServerOptions, token: str | None) ->
     estimated = estimate_run(found.settings, found.weights, config, dense_file_bytes=found.dense_file_bytes)
     warning = estimated.coverage.warning
     return Estimate(
+        **asdict(estimated),
         model_id=model,
         commit=found.commit,
-        parameters=estimated.parameters,
-        stored_bytes=estimated.stored_bytes,
-        compressible_parameters=estimated.compressible_parameters,
-        kept_parameters=estimated.kept_parameters,
         selected_bytes=estimated.coverage.selected_bytes,
         warnings=() if warning is None else (warning,),
-        factored_bytes=estimated.factored_bytes,
-        ratio=estimated.ratio,
-        nearest_ratio=estimated.nearest_ratio,
-        calibration_tokens=estimated.calibration_tokens,
-        memory_bytes=estimated.memory_bytes,
-        disk_bytes=estimated.disk_bytes,
         available=Available(memory_bytes=free_machine_memory(), disk_bytes=free_disk(Path.cwd())),
         seconds=expected_seconds(estimated.operations),
         seconds_unknown=estimated.why_no_time or why_not_timed_here(),

@@ -26,18 +26,15 @@ class Format(StrEnum):
     COMPRESSED_TENSORS = "compressed-tensors"
 
 
-_Artifact = Annotated[
-    Path,
-    typer.Argument(metavar="ARTIFACT", help="Folder `factored` of a compression.", show_default=False),
-]
-_Output = Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the export.", show_default=False)]
+_Artifact = Annotated[Path, options.argument("ARTIFACT", "Folder `factored` of a compression.", shown=False)]
+_Output = Annotated[Path, options.argument("OUT", "New folder for the export.", shown=False)]
 To = Annotated[
     Format,
-    typer.Option(
-        metavar="FORMAT",
-        help="dense (stock names and shapes, as large as the original, for any tool that reads the original), gguf "
+    options.option(
+        "FORMAT",
+        "dense (stock names and shapes, as large as the original, for any tool that reads the original), gguf "
         "(llama.cpp, Ollama, LM Studio) or compressed-tensors (vLLM).",
-        show_default=False,
+        shown=False,
     ),
 ]
 

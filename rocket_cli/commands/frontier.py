@@ -5,16 +5,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from rocket_cli import options
-from rocket_cli.connection import command, connected
+from rocket_cli.connection import Connection
 from rocket_cli.plots import error_curve
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import wide_console
-from rocket_client._defaults import DEFAULT_SERVER
+from rocket_cli.report_table import text_table, wide_console
 from rocket_client.errors import InvalidArgumentError
-from rocket_client.models import Frontier, Job, Size
+from rocket_client.models import Frontier, Job
 from rocket_core.report.figures import ERROR_NAMES
 from rocket_core.report.formatting import bytes_text, percent_text
 
@@ -30,21 +28,20 @@ def frontier(
     *,
     job_or_profile: options.JobOrProfile,
     table: Annotated[bool, typer.Option("--table", help="Show only the table, without the curve.")] = False,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    connection: Connection,
 ) -> None:
     """Show size and predicted error of a profiled model at every ratio, as a curve (in a terminal) and a table."""
     is_profile = job_or_profile.startswith(_PROFILE)
-    with connected(server, as_json=as_json, job_id=None if is_profile else job_or_profile) as rocket:
+    with connection.client(None if is_profile else job_or_profile) as rocket:
         profile_id = job_or_profile
         if not is_profile:
             job = rocket.get_job(job_or_profile)
             if job.profile_id is None:
-                raise InvalidArgumentError(_why_none(job, server))
+                raise InvalidArgumentError(_why_none(job, connection))
             profile_id = job.profile_id
         result = rocket.frontier(profile_id)
         model_id = rocket.get_profile(profile_id).model_id
-    if as_json:
+    if connection.as_json:
         typer.echo(result.model_dump_json(indent=2))
         return
     screen, console = Console(), wide_console()
@@ -57,13 +54,13 @@ def frontier(
     # A newer server may have other objectives.
     meaning = next((text for name, text in ERROR_NAMES.items() if name == result.objective), result.objective)
     console.print(f"Predicted error: {meaning}", style="dim")
-    print_line(f"to create one of these models: {command(server, 'submit', model_id, '--ratio', 'R')}")
+    print_line(f"to create one of these models: {connection.command('submit', model_id, '--ratio', 'R')}")
 
 
-def _why_none(job: Job, server: str) -> str:
+def _why_none(job: Job, connection: Connection) -> str:
     if job.status != "succeeded":
         return f"{job.id} is {job.status} and has no profile yet; a job has one once all layers are profiled"
-    again = command(server, "profile", job.model_id)
+    again = connection.command("profile", job.model_id)
     return (
         f"the profile of {job.id} was deleted, by a user or because it was unused for long; `{again}` with the same "
         "options creates it again"
@@ -71,17 +68,11 @@ def _why_none(job: Job, server: str) -> str:
 
 
 def _table(result: Frontier, longest: int, block: str) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for column in ("ratio", "size", "of original", "", "predicted error"):
-        table.add_column(column, justify="left" if column == "" else "right", no_wrap=True)
-    for point in _shown(result.data):
-        fraction = point.model_bytes / result.dense_bytes
-        bar = block * round(longest * fraction)
-        size = bytes_text(point.model_bytes)
-        cells = (f"{point.ratio:.2f}", size, percent_text(fraction), bar, f"{point.error:.3g}")
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
-
-
-def _shown(points: tuple[Size, ...]) -> list[Size]:
-    return [point for index, point in enumerate(points) if index % _STEP == 0 or index == len(points) - 1]
+    numbers = ("ratio", "size", "of original", "predicted error")
+    rows = []
+    for index, point in enumerate(result.data):
+        if index % _STEP == 0 or index == len(result.data) - 1:
+            fraction = point.model_bytes / result.dense_bytes
+            bar, size = block * round(longest * fraction), bytes_text(point.model_bytes)
+            rows.append((f"{point.ratio:.2f}", size, percent_text(fraction), bar, f"{point.error:.3g}"))
+    return text_table((*numbers[:3], "", numbers[3]), rows, right=numbers)

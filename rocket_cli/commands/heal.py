@@ -1,5 +1,6 @@
 """`rocket heal`: training of an artifact towards the model that it was made from."""
 
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -10,7 +11,6 @@ from rocket_cli.local_run import local_run
 from rocket_cli.report_table import print_healing
 from rocket_cli.resuming import advise_to_resume
 from rocket_core.config import BUILTIN_DATASET, DEFAULT_HEALING_TOKENS, HealingConfig, healing_config
-from rocket_core.errors import ExitCode
 from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.report.healing import HealingReport
 
@@ -36,11 +36,7 @@ def heal(
     Minimises the divergence from the predictions of the model that it was made from, which needs memory for both.
     Ctrl-C stops after the current step; the same command with --resume continues from there.
     """
-    command = context.obj or ()
-
-    def advise(code: ExitCode) -> None:
-        advise_to_resume(code, output, command, "heal", "the last checkpoint is")
-
+    advise = partial(advise_to_resume, output, context.obj or (), "heal", "the last checkpoint is")
     with reported_failures(as_json=as_json, advice=advise):
         config = healing_config(
             tokens=tokens, dataset=calibration, sequence_length=sequence_length, seed=seed, device=device

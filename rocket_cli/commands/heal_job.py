@@ -2,13 +2,11 @@
 
 from rocket_cli import options
 from rocket_cli.compression_options import ServerOptions, SubmissionOptions
-from rocket_cli.option_groups import expand_groups
+from rocket_cli.connection import Connection
 from rocket_cli.submission import submit_job
-from rocket_client._defaults import DEFAULT_SERVER
 from rocket_core.config import DEFAULT_HEALING_TOKENS
 
 
-@expand_groups
 def heal_job(
     *,
     job_id: options.JobId,
@@ -17,8 +15,7 @@ def heal_job(
     sequence_length: options.HealingLength = None,
     seed: options.HealingSeed = None,
     submission: SubmissionOptions,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    connection: Connection,
 ) -> None:
     """Submit a job that heals the result of JOB, in the same format and size, and print its id.
 
@@ -28,8 +25,7 @@ def heal_job(
     submit_job(
         lambda rocket, arguments: rocket.heal(job_id, tokens=tokens, calibration=text, **arguments),
         job_id,
-        ServerOptions(calibration=calibration),
         submission,
-        server=server,
-        as_json=as_json,
+        connection,
+        ServerOptions(calibration=calibration),
     )

@@ -9,14 +9,12 @@ from typing import assert_never
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from rocket_cli import options
-from rocket_cli.connection import OutageNotice, command, connected, hub_token
+from rocket_cli.connection import Connection, hub_token
 from rocket_cli.following import follow_job
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import print_report, wide_console
-from rocket_client._defaults import DEFAULT_SERVER
+from rocket_cli.report_table import print_report, text_table, wide_console
 from rocket_client.models import Job
 from rocket_core.config import stage_label
 from rocket_core.report.formatting import age_text, bytes_text, percent_text, progress_text
@@ -24,19 +22,14 @@ from rocket_core.sizes.target import ByBits, ByBytes, ByRatio, target_of
 
 
 def jobs(
-    *,
-    status: options.Status = None,
-    limit: options.JobLimit = 20,
-    after: options.After = None,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    *, status: options.Status = None, limit: options.JobLimit = 20, after: options.After = None, connection: Connection
 ) -> None:
     """List jobs, newest first."""
-    with connected(server, as_json=as_json) as rocket:
+    with connection.client() as rocket:
         # One extra job shows whether there are more.
         listed = list(islice(rocket.iterate_jobs(status=status, after=after), limit + 1))
     shown, has_more = listed[:limit], len(listed) > limit
-    if as_json:
+    if connection.as_json:
         typer.echo(json.dumps({"data": [job.model_dump(mode="json") for job in shown], "has_more": has_more}, indent=2))
         return
     if not shown:
@@ -45,75 +38,61 @@ def jobs(
     wide_console().print(_table(shown, datetime.now(UTC)))
     if has_more:
         filters = () if status is None else ("--status", status)
-        print_line(f"older ones: {command(server, 'jobs', *filters, '--after', shown[-1].id)}")
+        print_line(f"older ones: {connection.command('jobs', *filters, '--after', shown[-1].id)}")
 
 
-def report(
-    *, job_id: options.JobId, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False
-) -> None:
+def report(*, job_id: options.JobId, connection: Connection) -> None:
     """Show the report of a job that has succeeded, layer by layer."""
-    with connected(server, as_json=as_json, job_id=job_id) as rocket:
+    with connection.client(job_id) as rocket:
         result = rocket.report(job_id)
-    if as_json:
+    if connection.as_json:
         typer.echo(result.model_dump_json(indent=2))
     else:
         print_report(
             result,
             Path(job_id),
-            fetched_by=command(server, "download", job_id),
-            exported_by=command(server, "export-job", job_id, "--to", "dense"),
+            fetched_by=connection.command("download", job_id),
+            exported_by=connection.command("export-job", job_id, "--to", "dense"),
         )
 
 
-def cancel(
-    *,
-    job_id: options.JobId,
-    wait: options.Wait = False,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
-) -> None:
+def cancel(*, job_id: options.JobId, wait: options.Wait = False, connection: Connection) -> None:
     """Cancel a job, and keep its finished layers for a retry."""
-    notice = OutageNotice(server, quiet=as_json)
-    with connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket:
+    with connection.client(job_id) as rocket:
         job = rocket.cancel(job_id)
-        notice.end()
+        connection.notice.end()
         if wait:
-            job = follow_job(rocket, job, notice, quiet=as_json)
-    if as_json:
+            job = follow_job(rocket, job, connection)
+    if connection.as_json:
         typer.echo(job.model_dump_json(indent=2))
     elif job.has_ended:
-        print_line(f"{job.id} is {job.status}; `{command(server, 'retry', job.id)}` resumes from its checkpoints")
+        print_line(f"{job.id} is {job.status}; `{connection.command('retry', job.id)}` resumes from its checkpoints")
     else:
-        print_line(f"{job.id} stops as soon as its worker notices; `{command(server, 'watch', job.id)}` waits for that")
+        print_line(
+            f"{job.id} stops as soon as its worker notices; `{connection.command('watch', job.id)}` waits for that"
+        )
 
 
-def retry(
-    *,
-    job_id: options.JobId,
-    hub_token_env: options.HubTokenVariable = None,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
-) -> None:
+def retry(*, job_id: options.JobId, hub_token_env: options.HubTokenVariable = None, connection: Connection) -> None:
     """Retry a job that failed or was cancelled, and print the new job's id."""
     token = hub_token(hub_token_env)
-    with connected(server, as_json=as_json, job_id=job_id) as rocket:
+    with connection.client(job_id) as rocket:
         job = rocket.retry(job_id, hub_token=token)
-    if as_json:
+    if connection.as_json:
         typer.echo(job.model_dump_json(indent=2))
         return
     typer.echo(job.id)
-    print_line(f"resumes from the checkpoints of {job_id}; `{command(server, 'watch', job.id)}` shows its progress")
+    print_line(f"resumes from the checkpoints of {job_id}; `{connection.command('watch', job.id)}` shows its progress")
 
 
 def _table(rows: Sequence[Job], now: datetime) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for column in ("job", "status", "progress", "model", "target", "size", "quality", "age"):
-        table.add_column(column, justify="right" if column in {"target", "size", "age"} else "left", no_wrap=True)
-    for job in rows:
-        age = age_text((now - job.created_at).total_seconds())
-        cells = (job.id, job.status, _progress(job), job.model_id, _target(job), *_result(job), age)
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+    columns = ("job", "status", "progress", "model", "target", "size", "quality", "age")
+    ages = (age_text((now - job.created_at).total_seconds()) for job in rows)
+    cells = (
+        (job.id, job.status, _progress(job), job.model_id, _target(job), *_result(job), age)
+        for job, age in zip(rows, ages, strict=True)
+    )
+    return text_table(columns, cells, right=("target", "size", "age"))
 
 
 def _result(job: Job) -> tuple[str, str]:

@@ -3,28 +3,19 @@
 from typing import Annotated
 
 from rocket_cli import options
-from rocket_cli.compression_options import ServerOptions, SubmissionOptions
-from rocket_cli.option_groups import Without, expand_groups
+from rocket_cli.compression_options import EVALUATION_SETTINGS, ServerOptions, SubmissionOptions
+from rocket_cli.connection import Connection
+from rocket_cli.option_groups import Without
 from rocket_cli.submission import submit_job
-from rocket_client._defaults import DEFAULT_SERVER
 
 # All but the target, the method, the evaluation and the exports, on which a profile does not depend.
 ProfileOptions = Annotated[
-    ServerOptions,
-    Without("ratio", "size", "bits", "method", "heal", "export"),
-    Without("evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items"),
-    Without("prompt", "answer_tokens", "benchmark"),
+    ServerOptions, Without("ratio", "size", "bits", "method", "heal", "export", "benchmark", *EVALUATION_SETTINGS)
 ]
 
 
-@expand_groups
 def profile(
-    *,
-    model_id: options.ServerModel,
-    calibration: ProfileOptions,
-    submission: SubmissionOptions,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    *, model_id: options.ServerModel, calibration: ProfileOptions, submission: SubmissionOptions, connection: Connection
 ) -> None:
     """Submit a job that profiles MODEL_ID without compressing it, and print its id.
 
@@ -34,8 +25,7 @@ def profile(
     submit_job(
         lambda rocket, arguments: rocket.profile(model_id, **calibration.request(), **arguments),
         model_id,
-        calibration,
         submission,
-        server=server,
-        as_json=as_json,
+        connection,
+        calibration,
     )

@@ -2,48 +2,36 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rocket_cli import options
-from rocket_cli.commands.download import bytes_view
-from rocket_cli.connection import OutageNotice, connected, hub_token
+from rocket_cli.commands.download import bytes_view, described
+from rocket_cli.connection import Connection, hub_token
 from rocket_cli.progress_view import print_line, progress_view
-from rocket_client._defaults import DEFAULT_SERVER
 from rocket_core.report.formatting import bytes_text
 
 if TYPE_CHECKING:
     from rocket_client._download import DownloadedFile
-    from rocket_client.hub_push import PushedExport
 
 
-Repository = Annotated[
-    str, typer.Argument(metavar="REPO", help="NAMESPACE/NAME on the Hub; created if necessary.", show_default=False)
-]
 Export = Annotated[
     options.ExportChoice | None,
-    typer.Option(
-        metavar="KIND", help="Export to push, such as factored or gguf.", show_default="the one made for the engine"
-    ),
+    options.option("KIND", "Export to push, such as factored or gguf.", "the one made for the engine"),
 ]
-Folder = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Folder for the download.", show_default="a folder in the user's cache"),
-]
-Private = Annotated[bool, typer.Option("--private", help="Require the repository to be private.")]
-Branch = Annotated[str, typer.Option("--revision", metavar="BRANCH", help="Branch to push to; created if necessary.")]
-Message = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Commit message.", show_default="model, ratio and export")
-]
+Folder = Annotated[Path | None, options.option("DIR", "Folder for the download.", "a folder in the user's cache")]
+Branch = Annotated[str, options.option("BRANCH", "Branch to push to; created if necessary.", name="--revision")]
+Message = Annotated[str | None, options.option("TEXT", "Commit message.", "model, ratio and export")]
 TokenVariable = Annotated[
     str | None,
-    typer.Option(
-        "--hub-token-env",
-        metavar="VARIABLE",
-        help="Environment variable that holds a Hugging Face Hub token with write access.",
-        show_default="HF_TOKEN, or the token of `hf auth login`",
+    options.option(
+        "VARIABLE",
+        "Environment variable that holds a Hugging Face Hub token with write access.",
+        "HF_TOKEN, or the token of `hf auth login`",
+        name="--hub-token-env",
     ),
 ]
 
@@ -51,15 +39,14 @@ TokenVariable = Annotated[
 def push(
     *,
     job_id: options.JobId,
-    repository: Repository,
+    repository: options.HubRepository,
     export: Export = None,
     folder: Folder = None,
-    private: Private = False,
+    private: options.Private = False,
     revision: Branch = "main",
     message: Message = None,
     hub_token_env: TokenVariable = None,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    connection: Connection,
 ) -> None:
     """Push the compressed model of JOB to the Hugging Face Hub from this machine, and print the repository's address.
 
@@ -67,8 +54,7 @@ def push(
     Running the command again resumes and uploads nothing twice; the files appear in one commit.
     """
     token = hub_token(hub_token_env)
-    notice = OutageNotice(server, quiet=as_json)
-    with connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket:
+    with connection.client(job_id) as rocket:
         # Imported here because it is slow to load, and no other command needs it.
         from huggingface_hub.utils import disable_progress_bars
 
@@ -79,8 +65,8 @@ def push(
         destination = Destination(
             repository=repository, private=private, revision=revision, message=message, token=token
         )
-        with progress_view(quiet=as_json) as view:
-            show = bytes_view(view, notice)
+        with progress_view(quiet=connection.as_json) as view:
+            show = bytes_view(view, connection.notice)
 
             def announce(files: "Sequence[DownloadedFile]") -> None:
                 view.show("uploading", f"{_size(files)} to {repository}", 1.0, None)
@@ -94,8 +80,9 @@ def push(
                 on_progress=show,
                 on_upload=announce,
             )
-    if as_json:
-        typer.echo(json.dumps(_json(pushed), indent=2))
+    if connection.as_json:
+        files = [described(file) for file in pushed.files]
+        typer.echo(json.dumps(asdict(pushed) | {"files": files}, indent=2))
         return
     done = "pushed in one commit" if pushed.is_new else "all of them already there"
     print_line(f"{pushed.export}: {len(pushed.files)} files of {_size(pushed.files)}, {done}")
@@ -104,23 +91,3 @@ def push(
 
 def _size(files: "Sequence[DownloadedFile]") -> str:
     return bytes_text(sum(file.artifact.size for file in files))
-
-
-def _json(pushed: "PushedExport") -> dict[str, object]:
-    return {
-        "repository": pushed.repository,
-        "url": pushed.url,
-        "revision": pushed.revision,
-        "commit": pushed.commit,
-        "is_new": pushed.is_new,
-        "export": pushed.export,
-        "files": [
-            {
-                "name": file.artifact.name,
-                "path": str(file.path),
-                "size": file.artifact.size,
-                "sha256": file.artifact.sha256,
-            }
-            for file in pushed.files
-        ],
-    }

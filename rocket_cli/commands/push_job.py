@@ -3,13 +3,11 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from rocket_cli import options
-from rocket_cli.compression_options import ServerOptions, SubmissionOptions
-from rocket_cli.option_groups import Without, expand_groups
+from rocket_cli.compression_options import SubmissionOptions
+from rocket_cli.connection import Connection
+from rocket_cli.option_groups import Without
 from rocket_cli.submission import submit_job
-from rocket_client._defaults import DEFAULT_SERVER
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -17,41 +15,33 @@ if TYPE_CHECKING:
     from rocket_client.client import Rocket
     from rocket_client.models import Job
 
-Repository = Annotated[
-    str, typer.Argument(metavar="REPO", help="NAMESPACE/NAME on the Hub; created if necessary.", show_default=False)
-]
 Export = Annotated[
     options.ExportChoice | None,
-    typer.Option(
-        metavar="KIND", help="Export to push, such as factored or gguf.", show_default="the first that the job has"
-    ),
+    options.option("KIND", "Export to push, such as factored or gguf.", "the first that the job has"),
 ]
-Private = Annotated[bool, typer.Option("--private", help="Require the repository to be private.")]
 TokenVariable = Annotated[
     str | None,
-    typer.Option(
-        "--hub-token-env",
-        metavar="VARIABLE",
-        help="Environment variable that holds a Hugging Face Hub token with write access; the server deletes the "
+    options.option(
+        "VARIABLE",
+        "Environment variable that holds a Hugging Face Hub token with write access; the server deletes the "
         "token when the push ends.",
-        show_default="the token of the server, if you are its only user",
+        "the token of the server, if you are its only user",
+        name="--hub-token-env",
     ),
 ]
 # The token has another meaning here.
 Submission = Annotated[SubmissionOptions, Without("hub_token_env")]
 
 
-@expand_groups
 def push_job(
     *,
     job_id: options.JobId,
-    repository: Repository,
+    repository: options.HubRepository,
     export: Export = None,
-    private: Private = False,
+    private: options.Private = False,
     hub_token_env: TokenVariable = None,
     submission: Submission,
-    server: options.Server = DEFAULT_SERVER,
-    as_json: options.JsonResult = False,
+    connection: Connection,
 ) -> None:
     """Submit a job in which the server pushes the compressed model of JOB to the Hugging Face Hub, and print its id.
 
@@ -63,11 +53,10 @@ def push_job(
         settings: dict[str, JsonValue] = {
             "private": private,
             "export": None if export is None else export.value,
-            "metadata": arguments["metadata"],
-            "queue": arguments["queue"],
+            "metadata": arguments.pop("metadata"),
+            "queue": arguments.pop("queue", None),
         }
-        given = {name: arguments[name] for name in ("idempotency_key", "hub_token")}
-        return rocket.push(job_id, repository, settings, **given)
+        return rocket.push(job_id, repository, settings, **arguments)
 
     given = replace(submission, hub_token_env=hub_token_env)
-    submit_job(create, job_id, ServerOptions(), given, server=server, as_json=as_json)
+    submit_job(create, job_id, given, connection)

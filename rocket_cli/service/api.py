@@ -4,15 +4,7 @@ import functools
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from rocket_cli.service.server import (
-    Host,
-    Port,
-    announce_address,
-    check_schema,
-    listen,
-    service_settings,
-    web_server,
-)
+from rocket_cli.service.server import Host, Port, announce_address, check_schema, listen, service_settings, web_server
 from rocket_core.system.gc_pause import no_collection
 
 if TYPE_CHECKING:

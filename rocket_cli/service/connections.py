@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Literal, cast
+from typing import Literal
 
 import h11
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
@@ -203,18 +203,15 @@ class LimitedProtocol(H11Protocol):
     The deadline for the body of a request is in the application, which knows how to answer.
     """
 
+    server_state: LimitedState
     _head_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
     _unsent = 0
 
-    @property
-    def _state(self) -> LimitedState:
-        return cast("LimitedState", self.server_state)
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit the connection, or refuse it."""
         super().connection_made(transport)
-        refusal = self._state.admit(self, self.client[0] if self.client else "")
+        refusal = self.server_state.admit(self, self.client[0] if self.client else "")
         if refusal is not None:
             self._refuse(refusal)
             return
@@ -227,7 +224,7 @@ class LimitedProtocol(H11Protocol):
         """Cancel all timers."""
         self._cancel_head_timer()
         self._cancel_send_timer()
-        self._state.forget(self)
+        self.server_state.forget(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -259,7 +256,7 @@ class LimitedProtocol(H11Protocol):
         super().pause_writing()
         self._unsent = self._count_unsent()
         self._cancel_send_timer()
-        self._send_timer = self.loop.call_later(self._state.limits.send_seconds, self._on_send_deadline)
+        self._send_timer = self.loop.call_later(self.server_state.limits.send_seconds, self._on_send_deadline)
         self._update()
 
     def resume_writing(self) -> None:
@@ -286,19 +283,19 @@ class LimitedProtocol(H11Protocol):
         if self._is_answering():
             self._cancel_head_timer()
         if self._is_answering() or self.flow.write_paused or self.transport.is_closing():
-            self._state.mark_busy(self)
+            self.server_state.mark_busy(self)
         else:
-            self._state.mark_idle(self)
+            self.server_state.mark_idle(self)
 
     def _expect_head(self) -> None:
         if not self.transport.is_closing():
-            self._head_timer = self.loop.call_later(self._state.limits.head_seconds, self._on_head_deadline)
+            self._head_timer = self.loop.call_later(self.server_state.limits.head_seconds, self._on_head_deadline)
 
     def _on_head_deadline(self) -> None:
         self._head_timer = None
         if self.transport.is_closing():
             return
-        self._state.note("head_deadline")
+        self.server_state.note("head_deadline")
         if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
             self._refuse(_HEAD_LATE)
         else:
@@ -309,9 +306,9 @@ class LimitedProtocol(H11Protocol):
         unsent = self._count_unsent()
         if unsent < self._unsent:
             self._unsent = unsent
-            self._send_timer = self.loop.call_later(self._state.limits.send_seconds, self._on_send_deadline)
+            self._send_timer = self.loop.call_later(self.server_state.limits.send_seconds, self._on_send_deadline)
             return
-        self._state.note("not_read")
+        self.server_state.note("not_read")
         self.transport.abort()
 
     def _count_unsent(self) -> int:

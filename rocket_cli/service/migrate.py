@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rocket_cli.options import JsonResult
+from rocket_cli import options
 from rocket_cli.service.server import check_schema, service_settings
 from rocket_core.errors import InvalidConfigError
 
@@ -15,16 +15,14 @@ if TYPE_CHECKING:
 
 Revision = Annotated[
     str | None,
-    typer.Argument(
-        metavar="REVISION",
-        help="Revision to migrate to; an older one loses data that only later ones store.",
-        show_default="the newest",
+    options.argument(
+        "REVISION", "Revision to migrate to; an older one loses data that only later ones store.", "the newest"
     ),
 ]
 Check = Annotated[bool, typer.Option("--check", help="Change nothing; fail unless the schema is current.")]
 
 
-def migrate(*, revision: Revision = None, check: Check = False, as_json: JsonResult = False) -> None:
+def migrate(*, revision: Revision = None, check: Check = False, as_json: options.JsonResult = False) -> None:
     """Create the database's tables, or upgrade them; `rocket serve` does this automatically.
 
     Uses the database of ROCKET_DATABASE_URL.

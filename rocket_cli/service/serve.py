@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocket_cli import options
 from rocket_cli.service.sample import create_models_folder
 from rocket_cli.service.server import Host, Port, announce_address, listen, service_settings, web_server
 from rocket_core.system.gc_pause import no_collection
@@ -19,10 +20,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR", help="Folder for everything the service writes.", show_default="ROCKET_DATA_DIR or ./rocket-data"
-    ),
+    Path | None, options.option("DIR", "Folder for everything the service writes.", "ROCKET_DATA_DIR or ./rocket-data")
 ]
 
 

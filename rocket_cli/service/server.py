@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rocket_cli import options
 from rocket_cli.exit_codes import Failure, report_failure, reported_failures
 from rocket_cli.signals import stopping_on_signals
 from rocket_core.errors import ExitCode, InvalidConfigError
@@ -24,12 +25,11 @@ _GRACE_SECONDS = 5
 
 Host = Annotated[
     str,
-    typer.Option(
-        metavar="ADDRESS",
-        help="Address to listen on; any other than loopback requires an API key (`rocket admin keys create`).",
+    options.option(
+        "ADDRESS", "Address to listen on; any other than loopback requires an API key (`rocket admin keys create`)."
     ),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 picks a free one.")]
+Port = Annotated[int, options.option("N", "Port to listen on; 0 picks a free one.", min=0, max=65535)]
 
 
 @contextmanager
@@ -94,8 +94,10 @@ def listen(settings: "Settings", host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
+        # The exception's own text repeats the address.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise InvalidConfigError(
-            f"cannot listen on {host} port {port}: {_reason(error)}; choose another with --port (0 picks a free one)"
+            f"cannot listen on {host} port {port}: {reason}; choose another with --port (0 picks a free one)"
         ) from error
 
 
@@ -179,8 +181,3 @@ def build_server(application: "FastAPI", on_ready: Callable[[], None]) -> "uvico
             server_header=False,
         )
     )
-
-
-def _reason(error: OSError) -> str:
-    # The exception's own text repeats the address.
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

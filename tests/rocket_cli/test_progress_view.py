@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from rocket_cli.progress_view import STOPPING, BarView, LineView, SilentView, progress_view
+from rocket_cli.progress_view import STOPPING, BarView, LineView, ProgressView, progress_view
 
 
 class Clock:
@@ -35,7 +35,7 @@ def test_bar_shows_stage_layer_percentage_and_time_left() -> None:
 
     with BarView(console) as view:
         view.show("calibrating", "model.layers.3.mlp.down_proj", 0.427, 754.2)
-        view._progress.refresh()
+        view.refresh()
     drawn = stream.getvalue()
 
     assert "profiling" in drawn
@@ -49,10 +49,10 @@ def test_the_bar_announces_that_the_run_will_stop() -> None:
     console = Console(file=stream, force_terminal=True, width=100, color_system=None, legacy_windows=False)
 
     with BarView(console) as view:
-        view._progress.refresh()
+        view.refresh()
         assert STOPPING not in stream.getvalue()
         view.announce_stop()
-        view._progress.refresh()
+        view.refresh()
 
     assert STOPPING in stream.getvalue()
 
@@ -63,14 +63,14 @@ def test_a_long_layer_name_does_not_break_the_line() -> None:
 
     with BarView(console) as view:
         view.show("factorizing", "model.layers.3." + "x" * 200, 0.5, None)
-        view._progress.refresh()
+        view.refresh()
 
     last_frame = stream.getvalue().split("compressing the layers")[-1]
     assert "…" in last_frame
     assert "50%" in last_frame
 
 
-@pytest.mark.parametrize(("quiet", "kind"), [(True, SilentView), (False, LineView)])
+@pytest.mark.parametrize(("quiet", "kind"), [(True, ProgressView), (False, LineView)])
 def test_without_a_terminal_there_is_no_bar(quiet: bool, kind: type) -> None:
     with progress_view(quiet=quiet) as view:
         assert isinstance(view, kind)

@@ -6,6 +6,7 @@ import httpx2
 import pytest
 
 from rocket_cli.commands import estimate, submit
+from rocket_cli.option_groups import expand_groups
 from rocket_client.models import Available, Estimate
 from tests.service_fixtures import TINY_LLAMA
 
@@ -119,8 +120,8 @@ def test_the_time_is_shown_with_its_uncertainty(answered):
 
 
 def test_its_options_equal_those_of_submit(remote, monkeypatch):
-    taken = inspect.signature(submit.submit).parameters
-    own = dict(inspect.signature(estimate.estimate).parameters)
+    taken = inspect.signature(expand_groups(submit.submit)).parameters
+    own = dict(inspect.signature(expand_groups(estimate.estimate)).parameters)
     del own["context"], own["local"]
     others = {name: parameter for name, parameter in taken.items() if name not in OF_A_JOB}
     assert own.pop("model_id") != others.pop("model_id"), "a folder is a model as well"

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import typer
 
-from rocket_cli.options import _tokens
+from rocket_cli.options import read_tokens
 
 
 def test_tokens_may_have_a_suffix() -> None:
-    assert _tokens("500k") == 500_000
+    assert read_tokens("500k") == 500_000
 
 
 def test_other_amounts_of_tokens_are_refused() -> None:
     with pytest.raises(typer.BadParameter, match="500k, 2M"):
-        _tokens("2MB")
+        read_tokens("2MB")
 
 
 def test_a_folder_without_an_artifact_is_an_error(rocket: Callable, tmp_path: Path) -> None:

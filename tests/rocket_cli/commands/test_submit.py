@@ -8,6 +8,7 @@ import pytest
 
 from app.shared.requests import CalibrationRequest, EvaluationRequest, JobOptions
 from rocket_cli.commands import submit
+from rocket_cli.option_groups import expand_groups
 from rocket_cli.options import ExportChoice
 from rocket_core.errors import HubUnavailableError
 from tests.loopback_service import free_port, in_background, wait_for
@@ -93,7 +94,7 @@ def test_every_option_reaches_the_server(remote, client):
 
 
 def test_every_option_is_a_field_of_the_request():
-    parameters = set(inspect.signature(submit.submit).parameters)
+    parameters = set(inspect.signature(expand_groups(submit.submit)).parameters)
     text = {"calibration", *CalibrationRequest.model_fields} - {"dataset"}
     assert text <= parameters
     evaluation = {"evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items"}
