@@ -17,7 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-import rocket_core.hf  # noqa: F401 - teaches transformers the factored layers
+import rocket_core.hf  # noqa: F401 - teaches transformers the compressed layers
 from rocket_core import compress, compression_config
 from rocket_core.evaluation import evaluate_text
 
@@ -79,11 +79,11 @@ def main() -> None:
         for number, (name, target) in enumerate(targets.items()):
             out = Path(folder, str(number))
             calibration = {"dataset": arguments.calibration, "samples": 64, "sequence_length": 256}
-            compress(arguments.model, out, compression_config(**target, export=("factored",), calibration=calibration))
-            variants.append(Variant(name=name, folder=out / "factored"))
+            compress(arguments.model, out, compression_config(**target, export=("rocket",), calibration=calibration))
+            variants.append(Variant(name=name, folder=out / "rocket"))
             # Layers of codes take little memory unless they are unpacked.
             if "ratio" in target:
-                variants.append(Variant(name=f"{name}, packed in memory", folder=out / "factored", is_packed=True))
+                variants.append(Variant(name=f"{name}, packed in memory", folder=out / "rocket", is_packed=True))
         print_table(variants, arguments.text, arguments.tokens)
 
 

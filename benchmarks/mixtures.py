@@ -85,14 +85,14 @@ def main() -> None:
     print("| target | bytes removed | perplexity before | after | KL, nats per token |\n|---|---|---|---|---|")
     for name, title, target in _cases(dense_bytes):
         config = compression_config(
-            export=("factored",),
+            export=("rocket",),
             calibration={"samples": arguments.samples, "sequence_length": arguments.length},
             evaluate={"dataset": str(text), "sequence_length": arguments.length},
             **{"preset": "fast", **target},
         )
         print(_row(title, compress(str(model), arguments.out / name, config)), flush=True)
     print(f"\nexperts: {_fraction_in_experts(model):.1%} of the bytes")
-    half = arguments.out / f"size-{_HALF}" / "factored"
+    half = arguments.out / f"size-{_HALF}" / "rocket"
     for title, folder in (("original", model), (f"{_HALF:.0%} of the bytes", half)):
         print(f"\n{title}: {_written_by(folder, model)!r}")
 

@@ -27,7 +27,7 @@ def run(given: argparse.Namespace, preset: str, target: Mapping[str, float], pro
     config = compression_config(
         **target,
         preset=preset,
-        export=("factored",),
+        export=("rocket",),
         calibration={"dataset": str(given.calibrate), "samples": given.samples, "sequence_length": given.length},
         evaluate={"dataset": str(given.measure), "samples": given.windows, "sequence_length": given.length},
     )

@@ -208,10 +208,10 @@ def healed_run(
             tokens=HEALING_TOKENS, dataset=str(given.calibrate), sequence_length=given.length, seed=seed
         )
         began = time.process_time()
-        healing = heal(folder, healed, config, model=str(model), exports=("factored",))
+        healing = heal(folder, healed, config, model=str(model), exports=("rocket",))
         taken = time.process_time() - began
         found = evaluate_text(
-            healed / "factored",
+            healed / "rocket",
             Path(given.measure),
             sequence_length=given.length,
             limit=given.windows,
@@ -222,7 +222,7 @@ def healed_run(
         assert found.difference is not None
         return {
             "seed": seed,
-            "fraction": stored_fraction(healed / "factored", model, report),
+            "fraction": stored_fraction(healed / "rocket", model, report),
             **loss_figures(found.dense.perplexity, found.perplexity, found.difference),
             "cpu_seconds": seconds,
             "healing_cpu_seconds": taken,

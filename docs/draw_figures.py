@@ -87,7 +87,7 @@ def profiled(**settings: object) -> tuple[ModelProfile, int]:
     """
     noted = _Profile()
     with tempfile.TemporaryDirectory() as folder:
-        config = compression_config(ratio=RATIO, calibration=CALIBRATION, export=("factored",), **settings)
+        config = compression_config(ratio=RATIO, calibration=CALIBRATION, export=("rocket",), **settings)
         report = compress(str(MODEL), Path(folder) / "out", config, observer=noted)
     assert noted.profile is not None
     return noted.profile, report.calibration.tokens

@@ -136,7 +136,7 @@ def run() -> Path:
     say("the service is stopped; now the models, with transformers")
     models = [
         measure("original", MODEL, report.totals.model_parameters),
-        measure("factored", folder / "factored", _parameters_left(report)),
+        measure("compressed", folder / "rocket", _parameters_left(report)),
     ]
     print_tables(models, report)
     require_success(models, report)
@@ -201,7 +201,7 @@ def measure(name: str, folder: Path, parameters: int) -> Measured:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import rocket_core.hf  # noqa: F401 - teaches transformers the factored layers
+    import rocket_core.hf  # noqa: F401 - teaches transformers the compressed layers
     from rocket_core.calibration.datasets import file_documents, token_windows
     from rocket_core.evaluation import perplexity
 
@@ -254,15 +254,15 @@ def require_success(models: Sequence[Measured], report: CompressionReport) -> No
     Raises:
         DemoError: there are such figures.
     """
-    original, factored = models
+    original, compressed = models
     if report.totals.achieved_ratio < RATIO:
         raise DemoError(
             f"only {percent_text(report.totals.achieved_ratio)} were removed instead of {percent_text(RATIO)}"
         )
-    if factored.stored_bytes >= original.stored_bytes:
-        raise DemoError("the factored model is no smaller than the original")
-    if not factored.perplexity < _MOST_LOST * original.perplexity:
-        raise DemoError(f"a perplexity of {factored.perplexity:.2f} instead of {original.perplexity:.2f} is too much")
+    if compressed.stored_bytes >= original.stored_bytes:
+        raise DemoError("the compressed model is no smaller than the original")
+    if not compressed.perplexity < _MOST_LOST * original.perplexity:
+        raise DemoError(f"a perplexity of {compressed.perplexity:.2f} instead of {original.perplexity:.2f} is too much")
 
 
 def say(text: str) -> None:

@@ -188,10 +188,11 @@ class CompressionOptions:
     ignore: list[str] | None = _of_method(
         "PATTERN", "Layers not to compress, such as '*.down_proj' or lm_head; repeatable."
     )
-    export: list[options.ExportChoice] | None = _of_run(
+    export: list[str] | None = _of_run(
         "KIND",
         f"Format to write: {options.EXPORTS}; repeatable. `rocket export` makes others later.",
         "the one that the engine reads",
+        **options.EXPORT_VALUE,
     )
 
     def check_target(self) -> None:
@@ -228,7 +229,7 @@ class CompressionOptions:
             evaluate=self.evaluation(),
             benchmark=self.benchmark,
             ignore=tuple(self.ignore or _DEFAULTS.ignore),
-            **({"export": self._exports()} if self.export else {}),
+            **({"export": tuple(self.export)} if self.export else {}),
             **_without_none(machine),
         )
 
@@ -251,9 +252,6 @@ class CompressionOptions:
             return []
         return [choice.value for choice in self.include]
 
-    def _exports(self) -> tuple[str, ...]:
-        return tuple(kind.value for kind in self.export or ())
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(CompressionOptions):
@@ -266,7 +264,7 @@ class ServerOptions(CompressionOptions):
     def request(self) -> dict[str, Any]:
         """Return the arguments that `Rocket.submit`, `estimate` and `profile` have in common."""
         settings = _without_none({"ignore": self.ignore, "dtype": self.dtype, "precision": self.precision})
-        exports = {"export": list(self._exports())} if self.export else {}
+        exports = {"export": self.export} if self.export else {}
         return {
             "revision": self.revision,
             "calibration": self._calibration(),

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from rocket_cli import completion
 from rocket_client._defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
+from rocket_core.engines import ExportKind, current_name
 from rocket_core.sizes.token_counts import parse_tokens
 
 
@@ -27,15 +28,6 @@ class IncludeChoice(StrEnum):
     EMBEDDINGS = "embeddings"
     VISION = "vision"
     NONE = "none"
-
-
-class ExportChoice(StrEnum):
-    """The values of `ExportKind`, as an enumeration because typer does not support lists of Literals."""
-
-    FACTORED = "factored"
-    DENSE = "dense"
-    COMPRESSED_TENSORS = "compressed-tensors"
-    GGUF = "gguf"
 
 
 def argument(metavar: str, text: str, shown: bool | str = True, **more: Any) -> Any:
@@ -83,7 +75,20 @@ def reader(parse: Callable[[str], int]) -> Callable[[str | int], int]:
 
 read_tokens = reader(parse_tokens)
 
-EXPORTS = ", ".join(ExportChoice)
+EXPORTS = ", ".join(get_args(ExportKind))
+
+
+def read_export(given: str) -> str:
+    """Return the name of an export, which may be given by the one that it had in an earlier version."""
+    name = str(current_name(given))
+    if name not in get_args(ExportKind):
+        raise typer.BadParameter(f"{given!r} is not one of {EXPORTS}.")
+    return name
+
+
+EXPORT_VALUE: dict[str, Any] = {"parser": read_export, "autocompletion": lambda: list(get_args(ExportKind))}
+"""How an option that names an export is read and completed."""
+
 WINDOW_DEFAULT = "1024, or the model's maximum if that is less"
 TASKS = (
     f"Zero-shot task: {', '.join(config.HUB_TASKS)}, or a %s file of items; repeatable. Requires the "
@@ -132,7 +137,7 @@ Energy = Annotated[
     bool, _of_run(None, "Measure the energy used by each stage with codecarbon, offline.", name="--energy/--no-energy")
 ]
 Table = Annotated[bool, typer.Option("--table", help="Show all layers in the table, however many.")]
-HealedFrom = Annotated[Path, argument("ARTIFACT", "A factored export, or the output folder of `rocket compress`.")]
+HealedFrom = Annotated[Path, argument("ARTIFACT", "A `rocket` export, or the output folder of `rocket compress`.")]
 HealingText = Annotated[
     str | None,
     option(
@@ -250,6 +255,7 @@ JobLimit = Annotated[int, option("N", "Maximum number of jobs.", min=1)]
 After = Annotated[str | None, option("JOB", "Only jobs older than this one.", autocompletion=completion.job_ids)]
 DownloadFolder = Annotated[Path | None, argument("DIR", "Folder for the files.", "a folder named after the job")]
 DownloadExport = Annotated[
-    list[ExportChoice] | None, option("KIND", f"Only this export: {EXPORTS}; repeatable.", "all", name="--export")
+    list[str] | None,
+    option("KIND", f"Only this export: {EXPORTS}; repeatable.", "all", name="--export", **EXPORT_VALUE),
 ]
 JsonResult = Annotated[bool, typer.Option("--json", help="Write the result, or an error, to stdout as JSON.")]

@@ -107,8 +107,8 @@ def print_report(
     export = next((export for export in report.exports if export.kind in made_for), report.exports[0])
     _print_lines(console, _command_lines(run_commands(report, export.kind, str(output / export.folder))))
     folders = {export.kind: export.folder for export in report.exports}
-    if "factored" in folders and "dense" not in folders:
-        local = shlex.join(["rocket", "export", str(output / folders["factored"]), "stock", "--to", "dense"])
+    if "rocket" in folders and "dense" not in folders:
+        local = shlex.join(["rocket", "export", str(output / folders["rocket"]), "stock", "--to", "dense"])
         console.print("\nTo make a copy that other tools read, as large as the original:\n")
         console.print(f"    {exported_by or local}")
 
@@ -278,7 +278,7 @@ def print_healing(report: HealingReport, output: Path) -> None:
     """
     console = wide_console()
     _print_lines(console, _healing_lines(report))
-    console.print(f"Written to {output / 'factored'}")
+    console.print(f"Written to {output / 'rocket'}")
 
 
 def _healing_lines(report: HealingReport) -> Iterable[str]:

@@ -29,6 +29,7 @@ from rocket_client.errors import (
     UnsafeNameError,
 )
 from rocket_client.models import Artifact, Job
+from rocket_core.engines import current_name
 from rocket_core.system.files import locked
 
 _PART = ".part"
@@ -299,6 +300,7 @@ def choose_artifacts(job_id: str, artifacts: Sequence[Artifact], exports: Sequen
     Raises:
         NothingToDownloadError: the job has no such export.
     """
+    exports = [str(current_name(export)) for export in exports]
     available = {artifact.name.partition("/")[0] for artifact in artifacts if "/" in artifact.name}
     for export in exports:
         if export not in available:

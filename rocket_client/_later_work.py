@@ -27,7 +27,7 @@ class LaterWork:
     ) -> Job:
         """Submit a job that heals the result of another one: trains it towards the original, at the same size.
 
-        `job_id` is a job that has succeeded and exported `factored`, `tokens` how many to train on, `calibration` the
+        `job_id` is a job that has succeeded and exported `rocket`, `tokens` how many to train on, `calibration` the
         text: `dataset`, `sequence_length`, `seed`, by default those of the job. Other arguments and errors are those of
         `submit`.
         """
@@ -76,7 +76,7 @@ class LaterWork:
         """Submit a job that writes the result of another one in another format, with exactly the same weights.
 
         Args:
-            job_id: a job that has succeeded and exported `factored`.
+            job_id: a job that has succeeded and exported `rocket`.
             to: `dense`, `gguf` (llama.cpp, Ollama, LM Studio) or `compressed-tensors` (vLLM).
             metadata: your own labels.
             queue: which workers run it, `cpu` or `gpu`; None takes that of the job.

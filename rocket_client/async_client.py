@@ -339,7 +339,7 @@ class AsyncRocket(Account, LaterWork):
         Args:
             job_id: a job that has succeeded.
             folder: target folder; created if necessary.
-            exports: only these exports (such as `factored`), and the files outside of any export; empty takes all.
+            exports: only these exports (such as `rocket`), and the files outside of any export; empty takes all.
             patience: seconds without a byte before giving up.
             on_progress: called after each chunk.
 

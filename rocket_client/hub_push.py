@@ -70,7 +70,7 @@ class PushedExport:
         revision: branch.
         commit: the branch's last commit, which has these files.
         is_new: whether this push created that commit; otherwise the repository already had all files.
-        export: kind of the export, such as `factored` or `gguf`.
+        export: kind of the export, such as `rocket` or `gguf`.
         files: files of the export.
     """
 

@@ -380,7 +380,7 @@ class Estimate(Resource):
     warnings: tuple[str, ...] = ()
     """what should be known before a job is submitted, such as that little of the model is selected."""
     factored_bytes: _Count
-    """upper bound on the weight bytes of the factored artifact."""
+    """upper bound on the weight bytes of the `rocket` artifact."""
     ratio: float
     """the requested ratio, [0, 1), or the fraction of the compressible layers' bytes to remove for the requested size;
     0 if only a profile is requested.

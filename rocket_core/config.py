@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 
-from rocket_core.engines import ENGINES, ROCKET, Engine, EngineName, ExportKind, Kind
+from rocket_core.engines import ENGINES, ROCKET, Engine, EngineName, ExportKind, Kind, NamedExport
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
 from rocket_core.sizes.budget import BudgetUnit
@@ -361,10 +361,10 @@ class MethodOptions(FrozenModel):
     profile counts bytes, which costs about as much as one more layer in a block for each; a tower costs as much as
     blocks of a language model with as many tokens.
     """
-    export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ROCKET.exports
-    """artifacts to write: `factored` (every layer as it is stored), `dense` (stock names and shapes, as large as the
+    export: Annotated[tuple[NamedExport, ...], Field(min_length=1)] = ROCKET.exports
+    """artifacts to write: `rocket` (every layer as it is stored), `dense` (stock names and shapes, as large as the
     original), or for the engines vllm and llama.cpp `compressed-tensors` and `gguf`. By default the one that the
-    engine reads; each costs disk space. Others can be made later from `factored`.
+    engine reads; each costs disk space. Others can be made later from `rocket`.
     """
     dtype: StorageDtype = "auto"
     """dtype in which the model is stored; `auto` (default) is the checkpoint's own. It also runs in this dtype, but on
@@ -532,7 +532,7 @@ class CompressionConfig(MethodOptions):
                 raise ValueError(f"engine {engine.name} reads {name} of {', '.join(map(str, known or ()))} only")
         if self.heal_tokens is not None:
             raise ValueError(
-                f"heal_tokens train numbers of a factored artifact, which engine {engine.name} does not read; leave "
+                f"heal_tokens train numbers of a `rocket` artifact, which engine {engine.name} does not read; leave "
                 "them out, or take the engine rocket"
             )
         if "embeddings" in (self.include or ()) and not engine.tables:

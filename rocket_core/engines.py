@@ -9,14 +9,26 @@ References:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from pydantic import BeforeValidator
 
 from rocket_core.sizes.code_format import ANY_CODES, CodeChoices
 
 EngineName = Literal["rocket", "vllm", "llama.cpp"]
-ExportKind = Literal["factored", "dense", "compressed-tensors", "gguf"]
+ExportKind = Literal["rocket", "dense", "compressed-tensors", "gguf"]
 LaterExport = Literal["dense", "gguf", "compressed-tensors"]
-"""Exports that can be made from a finished `factored` one."""
+"""Exports that can be made from a finished `rocket` one."""
+
+
+def current_name(name: object) -> object:
+    """Return the name of an export, or of a file in its folder, as it is today: `rocket` was `factored` until 0.1."""
+    old = "factored"
+    return f"rocket{name.removeprefix(old)}" if isinstance(name, str) and name.partition("/")[0] == old else name
+
+
+NamedExport = Annotated[ExportKind, BeforeValidator(current_name)]
+"""An export as requests and reports of earlier versions may name it."""
 Kind = Literal["low_rank", "factored", "shared", "sparse", "quantized", "entropy_coded"]
 
 
@@ -64,8 +76,8 @@ _MIXTURES = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM",
 ROCKET = Engine(
     name="rocket",
     title="Transformers (Rocket)",
-    exports=("factored",),
-    readable=("factored", "dense"),
+    exports=("rocket",),
+    readable=("rocket", "dense"),
     kinds=get_args(Kind),
     codes=ANY_CODES,
     tables=True,
@@ -76,7 +88,7 @@ VLLM = Engine(
     name="vllm",
     title="vLLM",
     exports=("compressed-tensors",),
-    readable=("compressed-tensors", "factored", "dense"),
+    readable=("compressed-tensors", "rocket", "dense"),
     kinds=("quantized",),
     # No kernel is made for 2 bits. Codes of 3, 5, 6 and 7 bits changed their order with compressed-tensors 0.18.
     codes=CodeChoices(bits=(4, 8), group_sizes=(32, 64, 128, 0), alone=True, aligned=True),
@@ -124,6 +136,6 @@ LLAMA_CPP = Engine(
 """llama.cpp, and what is built on it: Ollama, LM Studio. In its GGUF files every tensor has its own type."""
 
 
-PUSHED_FIRST: tuple[ExportKind, ...] = ("factored", "gguf", "compressed-tensors", "dense")
+PUSHED_FIRST: tuple[ExportKind, ...] = ("rocket", "gguf", "compressed-tensors", "dense")
 """Exports by precedence: without a choice, the first that a job has is pushed to the Hub."""
 ENGINES: Mapping[EngineName, Engine] = MappingProxyType({engine.name: engine for engine in (ROCKET, VLLM, LLAMA_CPP)})

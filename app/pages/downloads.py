@@ -13,6 +13,7 @@ from app.api.paths import PAGES
 from app.api.serializers import job_view
 from app.services import jobs, outputs
 from app.services.archives import TarArchive
+from rocket_core.engines import current_name
 
 router = APIRouter(include_in_schema=False)
 
@@ -31,7 +32,8 @@ def download_export(
         HTTPException: 404, the job has no such export.
     """
     names = [file.name for file in outputs.list_artifacts(context, caller.tenant, job_id)]
-    wanted = [name for name in names if name.startswith(f"{export}/")]
+    folder = current_name(export)
+    wanted = [name for name in names if name.startswith(f"{folder}/")]
     if not wanted:
         raise HTTPException(404)
     model = job_view(jobs.get_job(context, caller.tenant, job_id)).model_id.rpartition("/")[2]

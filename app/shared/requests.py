@@ -29,7 +29,7 @@ from rocket_core.config import (
     MethodOptions,
     compression_config,
 )
-from rocket_core.engines import ROCKET, ExportKind, LaterExport
+from rocket_core.engines import ROCKET, ExportKind, LaterExport, NamedExport
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
 from rocket_core.sizes.target import BitsPerWeight, ByError, Target, target_of
@@ -41,7 +41,7 @@ Queue = Literal["cpu", "gpu"]
 """The queue, which decides which workers run a job."""
 JobKind = Literal["compression", "profile", WorkKind]
 """The kind of a job."""
-SOURCE_EXPORT: ExportKind = "factored"
+SOURCE_EXPORT: ExportKind = "rocket"
 """The export that later jobs can heal, and write in other formats."""
 QUEUES: tuple[Queue, ...] = get_args(Queue)
 
@@ -286,7 +286,7 @@ class PushTarget(RequestModel):
     repository: _Repository
     private: bool = False
     """whether the repository must be private; an existing public one is refused then."""
-    export: ExportKind
+    export: NamedExport
     """the export whose files are pushed."""
 
 
@@ -582,8 +582,8 @@ class PushRequest(WorkRequest):
     repository: _Repository
     private: bool = False
     """whether the repository must be private; an existing public one is refused then. False by default."""
-    export: ExportKind | None = None
-    """the export whose files are pushed; null (the default) takes the first that the job has of `factored`, `gguf`,
+    export: NamedExport | None = None
+    """the export whose files are pushed; null (the default) takes the first that the job has of `rocket`, `gguf`,
     `compressed-tensors` and `dense`.
     """
     metadata: _Labels = Field(default_factory=dict)

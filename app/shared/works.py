@@ -45,7 +45,7 @@ _HEALING = Work(
     path="healings",
     endpoint="heal_job",
     about="""
-    Submit a job that heals the `factored` artifact of a succeeded job, and publishes it in the same format and size.
+    Submit a job that heals the `rocket` artifact of a succeeded job, and publishes it in the same format and size.
 
     The numbers that its layers store are trained on text towards the predictions of the original. The artifact is kept
     until the new job ends, even if it expires before; the job that made it cannot be deleted before that.
@@ -76,7 +76,7 @@ _EXPORT = Work(
     path="exports",
     endpoint="export_job",
     about="""
-    Submit a job that writes the `factored` artifact of a succeeded job in another format, with the same weights.
+    Submit a job that writes the `rocket` artifact of a succeeded job in another format, with the same weights.
 
     Every artifact has a dense export. The other formats hold only some of the ways in which layers are stored; where
     they do not, the request is refused, and the message says how to compress for them instead. The files are artifacts

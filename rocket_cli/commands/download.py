@@ -35,8 +35,7 @@ def download(
     """
     target = (Path(job_id) if folder is None else folder).absolute()
     with connection.client(job_id) as rocket, progress_view(quiet=connection.as_json) as view:
-        exports = [kind.value for kind in export or ()]
-        files = rocket.download(job_id, target, exports=exports, on_progress=bytes_view(view, connection.notice))
+        files = rocket.download(job_id, target, exports=export or (), on_progress=bytes_view(view, connection.notice))
     if connection.as_json:
         shown = [described(file) | {"outcome": file.outcome.value} for file in files]
         typer.echo(json.dumps({"folder": str(target), "files": shown}, indent=2))

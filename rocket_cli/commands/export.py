@@ -26,7 +26,7 @@ class Format(StrEnum):
     COMPRESSED_TENSORS = "compressed-tensors"
 
 
-_Artifact = Annotated[Path, options.argument("ARTIFACT", "Folder `factored` of a compression.", shown=False)]
+_Artifact = Annotated[Path, options.argument("ARTIFACT", "Folder `rocket` of a compression.", shown=False)]
 _Output = Annotated[Path, options.argument("OUT", "New folder for the export.", shown=False)]
 To = Annotated[
     Format,

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 Export = Annotated[
-    options.ExportChoice | None,
-    options.option("KIND", "Export to push, such as factored or gguf.", "the one made for the engine"),
+    str | None,
+    options.option(
+        "KIND", "Export to push, such as rocket or gguf.", "the one made for the engine", **options.EXPORT_VALUE
+    ),
 ]
 Folder = Annotated[Path | None, options.option("DIR", "Folder for the download.", "a folder in the user's cache")]
 Branch = Annotated[str, options.option("BRANCH", "Branch to push to; created if necessary.", name="--revision")]
@@ -75,7 +77,7 @@ def push(
                 rocket,
                 job_id,
                 destination,
-                export=None if export is None else export.value,
+                export=export,
                 folder=None if folder is None else folder.absolute(),
                 on_progress=show,
                 on_upload=announce,

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from rocket_client.models import Job
 
 Export = Annotated[
-    options.ExportChoice | None,
-    options.option("KIND", "Export to push, such as factored or gguf.", "the first that the job has"),
+    str | None,
+    options.option(
+        "KIND", "Export to push, such as rocket or gguf.", "the first that the job has", **options.EXPORT_VALUE
+    ),
 ]
 TokenVariable = Annotated[
     str | None,
@@ -52,7 +54,7 @@ def push_job(
     def create(rocket: "Rocket", arguments: dict[str, Any]) -> "Job":
         settings: dict[str, JsonValue] = {
             "private": private,
-            "export": None if export is None else export.value,
+            "export": export,
             "metadata": arguments.pop("metadata"),
             "queue": arguments.pop("queue", None),
         }

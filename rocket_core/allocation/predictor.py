@@ -51,7 +51,7 @@ class ModelProfile(FrozenModel):
     dense_bytes: _Count
     """bytes of all safetensors of the original."""
     other_bytes: _Count
-    """upper bound on the size of the factored artifact without `layers`: embeddings, norms, biases, layers left alone,
+    """upper bound on the size of the `rocket` artifact without `layers`: embeddings, norms, biases, layers left alone,
     and the names and shapes in the header of each file.
     """
     layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1)]
@@ -164,7 +164,7 @@ class Predictor:
         return self._allocator.allocate(ratio)
 
     def within_bytes(self, size: int) -> Allocation:
-        """Return the best allocation with which the factored artifact takes at most the given number of bytes.
+        """Return the best allocation with which the `rocket` artifact takes at most the given number of bytes.
 
         The budget then counts bytes, whatever the profile's budget counts.
 

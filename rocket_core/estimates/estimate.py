@@ -19,7 +19,7 @@ from rocket_core.estimates.footprint import (
     describe_model,
     estimate_footprint,
     evaluation_footprint,
-    factored_export_bytes,
+    rocket_export_bytes,
 )
 from rocket_core.estimates.healing import HealingSizes, HealingWork, batch_windows, healing_footprint, vocabulary
 from rocket_core.estimates.operations import Operations
@@ -165,10 +165,10 @@ def _why_no_time(config: CompressionConfig) -> str | None:
 
 
 def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:
-    largest = factored_export_bytes(model, ratio)
+    largest = rocket_export_bytes(model, ratio)
     match target:
         case ByBytes(target_bytes=size):
-            return min(factored_export_bytes(model, 0.0), size)
+            return min(rocket_export_bytes(model, 0.0), size)
         case ByBits(bits=bits):
             dense = budget.dense_bytes(model.compressible_parameters, 1, model.itemsize)
             layers = budget.bits_budget(model.compressible_parameters, bits) + _LAYER_HEADER_BYTES * len(model.shapes)

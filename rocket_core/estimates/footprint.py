@@ -270,8 +270,8 @@ def sensitivity_disk_bytes(model: ModelShape, *, windows: int, sequence_length: 
     return boundaries * windows * sequence_length * model.hidden_size * model.compute_itemsize
 
 
-def factored_export_bytes(model: ModelShape, ratio: float) -> int:
-    """Return an upper bound on the bytes of a model's factored artifact.
+def rocket_export_bytes(model: ModelShape, ratio: float) -> int:
+    """Return an upper bound on the bytes of a model's `rocket` artifact.
 
     Args:
         model: the model's sizes.

@@ -62,6 +62,11 @@ def copy_companions(source: Path, name: str, folder: Path) -> None:
             (folder / file).write_bytes(_json(cleaned))
 
 
+def artifact_folders(output: Path) -> tuple[Path, ...]:
+    """Return where the artifact in an output folder may be; earlier versions called its export `factored`."""
+    return output / "rocket", output / "factored"
+
+
 def write_description(folder: Path, report: CompressionReport, kind: ExportKind, source: Path) -> None:
     """Write card and report of an export.
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from rocket_core.checkpoint import Checkpoint, TensorEntry, open_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError, InvalidConfigError, ModelNotFoundError
-from rocket_core.exports.artifact_folder import read_settings
+from rocket_core.exports.artifact_folder import artifact_folders, read_settings
 from rocket_core.hf.names import StockLayer, find_modules
 from rocket_core.hf.quantizer import RocketConfig
 from rocket_core.hf.replacement import StoredLayer, empty_layer, features
@@ -25,7 +25,7 @@ from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.models.architecture import build_architecture
 from rocket_core.models.pretrained import load_config
 
-_NAME = "factored"
+_NAME = "rocket"
 _QUANTIZATION = "quantization_config"
 
 
@@ -152,8 +152,9 @@ def open_artifact(folder: Path) -> StoredArtifact:
 def _no_model(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder; {advice_on_path(folder) or f'give the folder `{_NAME}` of a compression'}"
-    if (folder / _NAME / CONFIG_NAME).is_file():
-        return f"{folder} has no {CONFIG_NAME}; did you mean {folder / _NAME}?"
+    for place in artifact_folders(folder):
+        if (place / CONFIG_NAME).is_file():
+            return f"{folder} has no {CONFIG_NAME}; did you mean {place}?"
     return f"{folder} has no {CONFIG_NAME}; {advice_on_folder(folder)}"
 
 

@@ -1,4 +1,4 @@
-"""A finished factored artifact, and the model that it was made from."""
+"""A finished artifact of the format `rocket`, and the model that it was made from."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 from rocket_core.checkpoint import Checkpoint, ModelSource, open_checkpoint
 from rocket_core.errors import CheckpointFormatError, InvalidConfigError, ModelNotFoundError
 from rocket_core.evaluation import ModelFolder, open_model
-from rocket_core.exports.artifact_folder import read_report
+from rocket_core.exports.artifact_folder import artifact_folders, read_report
 from rocket_core.inspection.files.model_files import CONFIG_NAME
 from rocket_core.layers import QUANT_METHOD
 from rocket_core.report.schema import CompressionReport
 
-_FACTORED = "factored"
+_EXPORT = "rocket"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Artifact:
-    """A factored artifact.
+    """A `rocket` artifact.
 
     Attributes:
         model: its folder.
@@ -38,7 +38,7 @@ def open_artifact(path: Path) -> Artifact:
     """Open an artifact.
 
     Args:
-        path: its folder, or the output folder of a compression that exported `factored`.
+        path: its folder, or the output folder of a compression that exported `rocket`.
 
     Raises:
         ModelNotFoundError: the folder holds no artifact.
@@ -46,11 +46,11 @@ def open_artifact(path: Path) -> Artifact:
         CorruptCheckpointError: a file is damaged.
     """
     path = path.expanduser()
-    folder = path if (path / CONFIG_NAME).is_file() or not (path / _FACTORED).is_dir() else path / _FACTORED
+    folder = next((place for place in (path, *artifact_folders(path)) if (place / CONFIG_NAME).is_file()), path)
     if not (folder / CONFIG_NAME).is_file():
         raise ModelNotFoundError(
-            f"{path} holds no artifact: there is neither a {CONFIG_NAME} nor a folder {_FACTORED}; name the output "
-            f"folder of a compression with the export {_FACTORED}"
+            f"{path} holds no artifact: there is neither a {CONFIG_NAME} nor a folder {_EXPORT}; name the output "
+            f"folder of a compression with the export {_EXPORT}"
         )
     # Teaches transformers to load it.
     import rocket_core.hf  # noqa: F401
@@ -59,8 +59,8 @@ def open_artifact(path: Path) -> Artifact:
     quantization = getattr(model.config, "quantization_config", None) or {}
     if quantization.get("quant_method") != QUANT_METHOD:
         raise CheckpointFormatError(
-            f"{folder} is not a factored artifact of Rocket: its values are not stored as they are trained; heal the "
-            f"export {_FACTORED} of the same compression"
+            f"{folder} is not a `rocket` artifact of Rocket: its values are not stored as they are trained; heal the "
+            f"export {_EXPORT} of the same compression"
         )
     return Artifact(model=model, checkpoint=open_checkpoint(model.path), report=read_report(model.path))
 

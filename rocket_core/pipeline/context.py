@@ -90,7 +90,7 @@ class Run:
         return self._entry(layer).key.removesuffix(".weight")
 
     def artifact_entries(self, stored: Iterable[str]) -> Mapping[str, TensorEntry]:
-        """Return the tensors of the factored artifact by name, before layers are replaced by their stored forms.
+        """Return the tensors of the `rocket` artifact by name, before layers are replaced by their stored forms.
 
         These are the checkpoint's. If a stored layer is an expert within a tensor of all experts, all such tensors are
         split, so that the artifact has one layout.

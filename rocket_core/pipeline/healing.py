@@ -41,7 +41,7 @@ from rocket_core.system.devices import resolve_device
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.version import __version__
 
-HealedExport = Literal["factored", "dense"]
+HealedExport = Literal["rocket", "dense"]
 """Exports of a healed artifact."""
 RECORD_NAME = "healing.json"
 _STAGES: frozenset[Stage] = frozenset({"downloading", "preflight", "healing", "exporting"})
@@ -90,7 +90,7 @@ def heal(
     *,
     model: str | ModelSource | None = None,
     revision: str | None = None,
-    exports: tuple[HealedExport, ...] = ("factored",),
+    exports: tuple[HealedExport, ...] = ("rocket",),
     resume: bool = False,
     hub: HubAccess = HubAccess(),
     meter: EnergyMeter | None = None,
@@ -104,13 +104,13 @@ def heal(
     Takes memory for both models as a whole.
 
     Args:
-        artifact: folder of a factored artifact, or output folder of a compression that exported one.
+        artifact: folder of a `rocket` artifact, or output folder of a compression that exported one.
         output: output folder; created if needed.
         config: all settings.
         model: folder of the original, its repository, or the original as found with `find_model`; None takes the
             repository that the artifact's report names.
         revision: branch, tag or commit of a repository.
-        exports: artifacts to write, each into its own folder under `output`; others can be made later from `factored`.
+        exports: artifacts to write, each into its own folder under `output`; others can be made later from `rocket`.
         resume: continue what an earlier run with the same choices left in `output`; the result is identical to the byte
             (on the CPU, with the same number of threads). If that run had finished, its report is returned.
         hub: credentials and cache directory for Hub access.
@@ -210,17 +210,17 @@ def _heal(prepared: _PreparedHealing, monitor: Monitor) -> HealingReport:
             prepared.plan, artifact.model, prepared.original, prepared.device, state, monitor
         )
     with monitor.stage("exporting"):
-        factored = work.new_export("factored")
+        rocket = work.new_export("rocket")
         count = len(artifact.checkpoint.entries)
         written = iter(range(count))
         write_healed(
-            artifact.model.path, healed, factored, on_tensor=lambda key: monitor.step(next(written) / count, key)
+            artifact.model.path, healed, rocket, on_tensor=lambda key: monitor.step(next(written) / count, key)
         )
-        check_healed(artifact.model.path, healed, factored, prepared.plan.windows[:1], prepared.device)
-        folders: dict[ExportKind, Path] = {"factored": factored}
+        check_healed(artifact.model.path, healed, rocket, prepared.plan.windows[:1], prepared.device)
+        folders: dict[ExportKind, Path] = {"rocket": rocket}
         if "dense" in prepared.exports:
             folders["dense"] = work.new_export("dense")
-            write_dense(open_model(factored), folders["dense"], max_shard_bytes=CompressionConfig().max_shard_bytes)
+            write_dense(open_model(rocket), folders["dense"], max_shard_bytes=CompressionConfig().max_shard_bytes)
     _publish(prepared, report, {kind: folders[kind] for kind in prepared.exports}, monitor.costs.stages)
     return report
 

@@ -84,8 +84,8 @@ def compress(
             is reused, and this run's is stored. It does not change the result. None disables it.
         meter: measures the energy of each stage, starting before the call; None leaves it out of the report.
         download: cost of downloading the model, if it was found before the call; its device is filled in.
-        observer: notified of progress and results, and asked whether to go on; see `Observer`. None shows a bar if
-            standard error is a terminal or the code runs in a notebook.
+        observer: notified of progress and results, and may end the run; see `Observer`. None shows a bar if standard
+            error is a terminal or the code runs in a notebook.
 
     Returns:
         The report, which is also written to `output` and into each artifact's folder.

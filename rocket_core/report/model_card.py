@@ -25,12 +25,12 @@ _TAGS: Mapping[ExportKind, tuple[str, ...]] = {
 }
 
 _NOTES: Mapping[ExportKind, str] = {
-    "factored": """\
+    "rocket": """\
 Without `import rocket_core.hf` loading stops with an error about the shape of a weight. `model.dequantize()` turns the
 factors into plain dense layers.""",
     "dense": """\
 Names, shapes and configuration are those of the original model, so any tool that reads the original reads this. The
-weights are the products of the factors: this export is as large as the original and behaves like the factored one.""",
+weights are the products of the factors: this export is as large as the original and behaves like the `rocket` one.""",
     "gguf": """\
 Each tensor has its own block type, chosen within the size of the file for the least loss. llama.cpp and programs that
 are built on it read the file, which contains embeddings, head and tokenizer as well.""",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from rocket_core.engines import ExportKind
+from rocket_core.engines import NamedExport
 from rocket_core.schema import FrozenModel
 
 _URL = re.compile(r"https?://[!-~]+")
@@ -36,7 +36,7 @@ class PushReport(FrozenModel):
     """the commit that has all files."""
     is_new: bool
     """whether the push created that commit; false if the repository already had all files."""
-    export: ExportKind
+    export: NamedExport
     """the export."""
     files: Annotated[int, Field(ge=0, lt=2**31)]
     """number of files."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rocket_core.engines import ExportKind
+from rocket_core.engines import NamedExport
 from rocket_core.report.answers import ComparedAnswer
 from rocket_core.report.formatting import percent_text
 from rocket_core.schema import FrozenModel
@@ -57,8 +57,8 @@ class Difference(FrozenModel):
 class EvaluationReport(FrozenModel):
     """Quality before and after a compression, with what is needed to repeat the measurement."""
 
-    export: ExportKind
-    """the artifact that was measured: factored, or dense if that is the only one."""
+    export: NamedExport
+    """the artifact that was measured: rocket, or dense if that is the only one."""
     dataset: str
     """name of the text."""
     windows: Annotated[int, Field(ge=1)]

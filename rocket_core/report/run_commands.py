@@ -24,7 +24,7 @@ _READERS: dict[CalibrationKind, tuple[str, str]] = {
 }
 # Package that `transformers` needs to read an export.
 _PACKAGES: dict[ExportKind, str] = {
-    "factored": "import rocket_core.hf  # pip install 'rocket-compress[torch]'",
+    "rocket": "import rocket_core.hf  # pip install 'rocket-compress[torch]'",
     "compressed-tensors": "import compressed_tensors  # pip install compressed-tensors",
 }
 _GENERATING = (
@@ -69,7 +69,7 @@ def run_commands(report: CompressionReport, kind: ExportKind, folder: str) -> tu
     loading = RunCommand(program="transformers", text=_loading_code(report, kind, folder))
     served = report.model_class.endswith("ForCausalLM")
     match kind:
-        case "factored":
+        case "rocket":
             return (loading,)
         case "dense":
             return (loading, _vllm(folder)) if served else (loading,)

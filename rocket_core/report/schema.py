@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rocket_core.candidates import CODE_KINDS, CandidateKind, FrontierPoint
 from rocket_core.config import CalibrationKind, CompressionConfig, Objective
-from rocket_core.engines import ExportKind
+from rocket_core.engines import NamedExport, current_name
 from rocket_core.estimates.coverage import Coverage
 from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.report.formatting import bytes_text, kwh_text, percent_text
@@ -96,7 +96,7 @@ class LayerOutcome(FrozenModel):
     kept_parameters: int
     """kept parameters as the paper counts them."""
     stored_bytes: int
-    """bytes on disk in the factored export, mask included, bias excluded."""
+    """bytes on disk in the `rocket` export, mask included, bias excluded."""
     achieved_error: float
     """relative error of the layer's output over the calibration tokens; with sequential compression, the error of the
     compressed model's layer relative to the dense model's, including errors of earlier layers. With column weights,
@@ -137,7 +137,7 @@ class LayerReport(FrozenModel):
     kept_parameters: int
     """kept parameters as the paper counts them."""
     stored_bytes: int
-    """bytes on disk in the factored export, mask included, bias excluded."""
+    """bytes on disk in the `rocket` export, mask included, bias excluded."""
     bits_per_weight: float | None = None
     """bits on disk for each weight that the layer has when dense; None in reports of earlier releases."""
     bits: CodeBits | None = None
@@ -182,9 +182,9 @@ class LayerReport(FrozenModel):
 class ExportReport(FrozenModel):
     """One artifact folder."""
 
-    kind: ExportKind
+    kind: NamedExport
     """format of the files."""
-    folder: str
+    folder: Annotated[str, BeforeValidator(current_name)]
     """its name within the output folder."""
     stored_bytes: int
     """bytes of all its safetensors files, or of the GGUF file."""

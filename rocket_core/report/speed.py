@@ -3,8 +3,9 @@
 from statistics import median
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from rocket_core.engines import current_name
 from rocket_core.report.formatting import bytes_text
 from rocket_core.schema import FrozenModel
 
@@ -29,14 +30,14 @@ class RoundTimes(FrozenModel):
 class ModelSpeed(FrozenModel):
     """Size, memory and speed of one model."""
 
-    name: str
+    name: Annotated[str, BeforeValidator(current_name)]
     """the model as it was given; in a job `original`, or the kind of the export."""
-    form: str
-    """form of the weights: `dense`, `factored`, `compressed-tensors`, `gguf`, or the `quant_method` of the folder."""
+    form: Annotated[str, BeforeValidator(current_name)]
+    """form of the weights: `dense`, `rocket`, `compressed-tensors`, `gguf`, or the `quant_method` of the folder."""
     runtime: Runtime
     """what ran it."""
     packing: Packing = "default"
-    """how its layers were held in memory, if `form` is `factored`."""
+    """how its layers were held in memory, if `form` is `rocket`."""
     device: str
     """device that it ran on."""
     dtype: str | None
@@ -66,9 +67,9 @@ class ModelSpeed(FrozenModel):
 class UnmeasuredModel(FrozenModel):
     """A model that could not be measured."""
 
-    name: str
+    name: Annotated[str, BeforeValidator(current_name)]
     """the model as it was given."""
-    form: str
+    form: Annotated[str, BeforeValidator(current_name)]
     """form of the weights."""
     reason: str
     """what prevented it, and what to do."""

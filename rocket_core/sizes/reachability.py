@@ -29,7 +29,7 @@ class Reach:
         certain: what the smallest choice that is known to exist keeps; for profiled layers the same.
         parameters: parameters of the compressible layers when dense, >= 1.
         unit_bytes: bytes of one unit when dense.
-        other_bytes: bytes of the factored artifact apart from these layers.
+        other_bytes: bytes of the `rocket` artifact apart from these layers.
         unsure_bytes: what these may be more, where they are a lower bound.
     """
 

@@ -11,7 +11,7 @@ from rocket_core.schema import FrozenModel
 
 GGUF_SUFFIX = ".gguf"
 # `quant_method` of an artifact of this library, and how its reports name it.
-_ROCKET, _FACTORED = "rocket", "factored"
+_ROCKET = "rocket"
 
 
 class Subject(FrozenModel):
@@ -78,11 +78,11 @@ def _folder(folder: Path, name: str, packing: Packing) -> Subject:
     settings = parse_config(read_start(folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), name)
     quantization = settings.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    form = "dense" if method is None else _FACTORED if method == _ROCKET else str(method)
+    form = "dense" if method is None else str(method)
     return Subject(
         name=name,
         path=folder,
         form=form,
-        packing=packing if form == _FACTORED else "default",
+        packing=packing if form == _ROCKET else "default",
         stored_bytes=sum(file.stat().st_size for file in local_weight_files(folder, name)),
     )

@@ -177,4 +177,4 @@ def result():
 
 @pytest.fixture
 def artifact():
-    return NewArtifact(name="factored/model.safetensors", storage_key="a" * 32, size=3, sha256="0" * 64)
+    return NewArtifact(name="rocket/model.safetensors", storage_key="a" * 32, size=3, sha256="0" * 64)

@@ -146,7 +146,7 @@ def test_all_commands_work_as_typed(folder, service):
     assert result.returncode == 0, result.stderr[-3000:]
     assert "Traceback" not in result.stderr
     for found in ("out", "smaller", "smaller-too"):
-        assert (folder / found / "factored" / "model.safetensors").is_file()
+        assert (folder / found / "rocket" / "model.safetensors").is_file()
 
 
 def test_every_page_is_tested_and_exceptions_have_reasons():

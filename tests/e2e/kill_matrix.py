@@ -25,7 +25,7 @@ REQUEST = {
     "model_id": MODEL,
     "ratio": 0.3,
     "calibration": {"samples": 2, "sequence_length": 16},
-    "options": {"export": ["factored", "dense"]},
+    "options": {"export": ["rocket", "dense"]},
 }
 LAYERS = 14
 FAILPOINTS = Path(__file__).parent / "failpoints"

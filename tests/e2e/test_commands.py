@@ -31,7 +31,7 @@ def compressed(tmp_path_factory):
 
 def test_compress_prints_a_table_and_writes_the_artifact(compressed):
     out, result = compressed
-    assert sorted(path.name for path in out.iterdir()) == ["factored", "report.html", "report.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "report.json", "rocket"]
     report = json.loads((out / "report.json").read_text())
     for layer in report["layers"]:
         assert layer["name"].removeprefix("model.layers.") in result.stdout
@@ -41,8 +41,8 @@ def test_compress_prints_a_table_and_writes_the_artifact(compressed):
 
 def test_evaluate_measures_dense_and_compressed_models(compressed, tmp_path):
     out, _ = compressed
-    run(ROCKET, "export", out / "factored", tmp_path / "stock", "--to", "dense")
-    result = run(ROCKET, "evaluate", out / "factored", "--text", TEXT, "--limit", "8", "--json")
+    run(ROCKET, "export", out / "rocket", tmp_path / "stock", "--to", "dense")
+    result = run(ROCKET, "evaluate", out / "rocket", "--text", TEXT, "--limit", "8", "--json")
     factored = json.loads(result.stdout)["perplexity"]
     # The command's function: a process for each would mostly import.
     dense, composed = (
@@ -59,7 +59,7 @@ def test_the_printed_snippet_loads_the_model_and_only_it(compressed):
     without = f"""
 from transformers import AutoModelForCausalLM
 try:
-    AutoModelForCausalLM.from_pretrained({str(out / "factored")!r})
+    AutoModelForCausalLM.from_pretrained({str(out / "rocket")!r})
 except RuntimeError as error:
     assert "size" in str(error) or "shape" in str(error)
 else:

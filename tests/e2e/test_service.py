@@ -43,7 +43,7 @@ def test_a_submitted_job_gives_a_model_that_loads_elsewhere(finished_job, tmp_pa
         "import sys, rocket_core.hf, torch\n"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
         "texts = []\n"
-        "for kind in ('factored', 'dense'):\n"
+        "for kind in ('rocket', 'dense'):\n"
         "    model = AutoModelForCausalLM.from_pretrained(f'{sys.argv[1]}/{kind}')\n"
         "    tokenizer = AutoTokenizer.from_pretrained(f'{sys.argv[1]}/{kind}')\n"
         "    tokens = tokenizer('The function returns', return_tensors='pt')\n"

@@ -8,7 +8,7 @@ REQUEST = {
     "model_id": "local/tiny-llama",
     "ratio": 0.3,
     "calibration": {"samples": 8, "sequence_length": 128},
-    "options": {"export": ["factored", "dense"]},
+    "options": {"export": ["rocket", "dense"]},
 }
 
 

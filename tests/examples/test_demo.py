@@ -66,7 +66,7 @@ def test_it_ends_with_the_download_folder(finished):
     downloads = Path(output.splitlines()[-1])
     assert downloads.is_absolute()
     assert downloads.is_relative_to(folder)
-    assert {path.name for path in downloads.iterdir()} == {"factored", "report.json", "report.html"}
+    assert {path.name for path in downloads.iterdir()} == {"rocket", "report.json", "report.html"}
 
 
 def test_layers_are_named_by_how_they_are_stored():
@@ -83,10 +83,10 @@ def test_layers_are_named_by_how_they_are_stored():
 def test_it_compares_the_models_and_shows_every_layer(finished):
     _, _, output = finished
     rows = {line.split()[0]: line.split() for line in output.splitlines() if line.strip()}
-    for model in ("original", "factored"):
+    for model in ("original", "compressed"):
         assert float(rows[model][-1]) > 1
-    sizes = {model: float(rows[model][2]) for model in ("original", "factored")}
-    assert sizes["factored"] < sizes["original"]
+    sizes = {model: float(rows[model][2]) for model in ("original", "compressed")}
+    assert sizes["compressed"] < sizes["original"]
     assert len(rows["0"]) > 7
     assert {"0", "1", "2", "3", "4", "5"} <= set(rows)
 

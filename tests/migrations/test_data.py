@@ -33,6 +33,11 @@ def filled(url, connect):
         return read(connection, AT_0001)
 
 
+def renamed(artifacts):
+    """Return rows of artifacts with today's name of the export `factored`."""
+    return sorted(row.replace("'factored/", "'rocket/") for row in artifacts)
+
+
 def test_every_table_of_the_revision_has_rows(url, connect):
     upgrade(url, "0001")
     with connect() as connection:
@@ -44,7 +49,7 @@ def test_every_table_of_the_revision_has_rows(url, connect):
 def test_an_upgrade_keeps_every_row_and_records_its_revision(url, connect, filled):
     upgrade(url)
     with connect() as connection:
-        assert read(connection, AT_0001) == filled
+        assert read(connection, AT_0001) == filled | {"artifacts": renamed(filled["artifacts"])}
     database = Database(url)
     with database.snapshot() as session:
         for mapper in Base.registry.mappers:
@@ -69,7 +74,7 @@ def test_a_downgrade_and_upgrade_keep_every_row(url, connect, filled):
         assert read(connection, AT_0001) == filled
     upgrade(url)
     with connect() as connection:
-        assert read(connection, AT_0001) == filled
+        assert read(connection, AT_0001) == filled | {"artifacts": renamed(filled["artifacts"])}
         expiries = connection.execute(text("SELECT count(*) FROM jobs WHERE expires_at IS NOT NULL")).scalar_one()
     assert expiries == 2
     check_migrations(url)

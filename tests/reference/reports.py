@@ -79,5 +79,5 @@ def report_of_layers() -> CompressionReport:
         for name, kept, kind in (("self_attn.q_proj", 64, "dense"), ("mlp.up_proj", 40, "factored"))
     ]
     stages = (StageReport(name="preflight", seconds=1.5, peak_memory_bytes=10**8),)
-    exports = (ExportReport(kind="factored", folder="factored", stored_bytes=832),)
+    exports = (ExportReport(kind="rocket", folder="rocket", stored_bytes=832),)
     return empty_report().model_copy(update={"layers": tuple(layers), "stages": stages, "exports": exports})

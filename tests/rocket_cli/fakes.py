@@ -113,7 +113,7 @@ def build_report(blocks: int = 2) -> CompressionReport:
             dense_bytes=16_000_000,
         ),
         exports=(
-            ExportReport(kind="factored", folder="factored", stored_bytes=12_340_000),
+            ExportReport(kind="rocket", folder="rocket", stored_bytes=12_340_000),
             ExportReport(kind="dense", folder="dense", stored_bytes=16_000_000),
         ),
         layers=tuple(layers),

@@ -43,7 +43,7 @@ def test_quality_before_and_after_is_shown_if_measured(
     assert not any("perplexity" in line for line in lines)
     score = TaskScore(task="quiz", metric="acc", value=0.5, items=4)
     evaluation = EvaluationReport(
-        export="factored",
+        export="rocket",
         dataset="held.txt",
         windows=3,
         sequence_length=8,
@@ -66,7 +66,7 @@ def test_quality_before_and_after_is_shown_if_measured(
         "quiz, acc of 4",
     ]
     rows = [line.split()[-2:] for line in table[start + 1 : start + 5]]
-    assert table[start].split()[-2:] == ["original", "factored"]
+    assert table[start].split()[-2:] == ["original", "rocket"]
     assert table[start + 1].endswith("2.718  beyond e^709")
     assert [row[-1] for row in rows[1:]] == ["0.1235", "75.0%", "25.0%"]
     assert rows[3] == ["50.0%", "25.0%"]
@@ -76,14 +76,14 @@ def test_speed_is_shown_if_measured(
     report: CompressionReport, capsys: pytest.CaptureFixture[str], lines: list[str]
 ) -> None:
     assert not any("tokens/s" in line for line in lines)
-    speed = speed_report(model_speed("factored", generation_rate=75, generation_ratio=1.5))
+    speed = speed_report(model_speed("rocket", generation_rate=75, generation_ratio=1.5))
 
     print_report(report.model_copy(update={"speed": speed}), Path("out folder"))
 
     out = capsys.readouterr().out
     table = out.splitlines()
     start = next(index for index, line in enumerate(table) if line.startswith("model "))
-    assert [line.split()[0] for line in table[start + 1 : start + 3]] == ["original", "factored"]
+    assert [line.split()[0] for line in table[start + 1 : start + 3]] == ["original", "rocket"]
     assert "75 (1.50x)" in table[start + 2]
     assert "Measured in turns: prompt of 128 tokens" in table[start + 3]
     assert table[start + 4] == "Not measured: gguf: llama.cpp is not installed"
@@ -103,16 +103,16 @@ def test_totals_compare_the_exports_with_the_original(lines: list[str]) -> None:
     assert "4.5M of 6M compressible ones kept, 25.0% removed (18.8% of the whole model's 8M)" in text
     assert "Took 1 min 12 s, with at most 3.50 MB of memory" in text
     assert any(line.split() == ["original", "16.00", "MB", "some/model"] for line in lines)
-    assert any(line.split() == ["factored", "12.34", "MB", "-22.9%", "out", "folder/factored"] for line in lines)
+    assert any(line.split() == ["rocket", "12.34", "MB", "-22.9%", "out", "folder/rocket"] for line in lines)
     assert any(line.split() == ["dense", "16.00", "MB", "+0.0%", "out", "folder/dense"] for line in lines)
 
 
-def test_the_snippet_is_python_that_loads_the_factored_export(lines: list[str]) -> None:
+def test_the_snippet_is_python_that_loads_the_rocket_export(lines: list[str]) -> None:
     snippet = "\n".join(line.strip() for line in lines[lines.index("To load it and generate text:") + 1 :])
 
     compile(snippet, "snippet", "exec")
     assert "import rocket_core.hf" in snippet
-    assert 'from_pretrained("out folder/factored")' in snippet
+    assert 'from_pretrained("out folder/rocket")' in snippet
 
 
 def test_a_dense_export_alone_loads_without_this_library(
@@ -131,7 +131,7 @@ def test_without_a_dense_export_it_says_how_to_make_one(
     assert not any("--to dense" in line for line in lines)
     one = report.model_copy(update={"exports": report.exports[:1]})
     print_report(one, Path("out folder"))
-    assert capsys.readouterr().out.endswith("    rocket export 'out folder/factored' stock --to dense\n")
+    assert capsys.readouterr().out.endswith("    rocket export 'out folder/rocket' stock --to dense\n")
     print_report(one, Path("job_1"), fetched_by="rocket download job_1", exported_by="rocket export-job job_1")
     assert capsys.readouterr().out.endswith("    rocket export-job job_1\n")
     gguf = report.exports[0].model_copy(update={"kind": "gguf"})
@@ -173,7 +173,7 @@ def test_brackets_in_names_are_not_markup(report: CompressionReport, capsys: pyt
 
     out = capsys.readouterr().out
     assert "[bold]model[/bold]" in out
-    assert "[red]/factored" in out
+    assert "[red]/rocket" in out
 
 
 @pytest.mark.parametrize(

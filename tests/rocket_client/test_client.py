@@ -78,7 +78,7 @@ def test_a_job_is_submitted_with_the_defaults_of_the_server(client):
 
     assert (job.status, job.model_id, job.ratio, job.progress) == ("queued", "local/tiny", 0.3, 0)
     assert job.calibration == models.Calibration(dataset="builtin", samples=256, sequence_length=None, seed=0)
-    assert job.options["export"] == ["factored"]
+    assert job.options["export"] == ["rocket"]
     assert not job.has_ended
     assert client.get_job(job.id) == job
 
@@ -161,14 +161,14 @@ def test_the_results_of_a_job_can_be_read(client, service):
     job_id = service.submit()
     lease = service.claim(job_id)
     service.profile(lease, "model.layers.0.q")
-    service.succeed(lease, {"factored/config.json": b"{}"})
+    service.succeed(lease, {"rocket/config.json": b"{}"})
 
     (layer,) = client.layers(job_id)
     assert (layer.name, layer.d_in, len(layer.candidates)) == ("model.layers.0.q", 8, 2)
     assert layer.chosen.model_dump() == FACTORED.model_dump()
     assert client.report(job_id) == build_report()
     (artifact,) = client.artifacts(job_id)
-    assert (artifact.name, artifact.size) == ("factored/config.json", 2)
+    assert (artifact.name, artifact.size) == ("rocket/config.json", 2)
     assert client.get_job(job_id).result.kept_parameters == 7_000_000
 
 

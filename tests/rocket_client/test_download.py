@@ -24,14 +24,14 @@ pytestmark = pytest.mark.both_clients
 
 WEIGHTS = bytes(range(256)) * 4096
 FILES = {
-    "factored/model.safetensors": WEIGHTS,
-    "factored/config.json": b"{}",
+    "rocket/model.safetensors": WEIGHTS,
+    "rocket/config.json": b"{}",
     "dense/model.safetensors": WEIGHTS[::-1],
     "dense/sub folder/ü#?%2F.json": b"[]",
     "report.json": b'{"report": 1}',
     "empty": b"",
 }
-PART = "factored/model.safetensors.part"
+PART = "rocket/model.safetensors.part"
 
 
 def contents(folder):
@@ -50,7 +50,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def part(folder):
-    (folder / "factored").mkdir(parents=True)
+    (folder / "rocket").mkdir(parents=True)
     return folder / PART
 
 
@@ -81,14 +81,15 @@ def test_progress_counts_bytes_up_to_the_total(client, job_id, folder):
     assert done[-1] == total
 
 
-def test_only_the_requested_exports_are_downloaded(client, job_id, folder):
-    client.download(job_id, folder, exports=["factored"])
+@pytest.mark.parametrize("name", ["rocket", "factored"])
+def test_only_the_requested_exports_are_downloaded(client, job_id, folder, name):
+    client.download(job_id, folder, exports=[name])
 
-    assert set(contents(folder)) == {"factored/model.safetensors", "factored/config.json", "report.json", "empty"}
+    assert set(contents(folder)) == {"rocket/model.safetensors", "rocket/config.json", "report.json", "empty"}
 
 
 def test_a_missing_export_is_refused_with_the_existing_ones(client, job_id, folder):
-    with pytest.raises(NothingToDownloadError, match="no export 'gguf'; it has dense and factored"):
+    with pytest.raises(NothingToDownloadError, match="no export 'gguf'; it has dense and rocket"):
         client.download(job_id, folder, exports=["gguf"])
     assert not folder.exists()
 
@@ -106,14 +107,14 @@ def test_existing_files_are_verified_and_kept(client, job_id, folder):
 
 def test_wrong_files_are_replaced_and_reported(client, job_id, folder):
     client.download(job_id, folder)
-    (folder / "factored/config.json").write_bytes(b"[]")
+    (folder / "rocket/config.json").write_bytes(b"[]")
     (folder / "dense/model.safetensors").write_bytes(b"short")
 
     files = client.download(job_id, folder)
 
     assert contents(folder) == FILES
     assert {file.artifact.name for file in files if file.outcome is Outcome.REPLACED} == {
-        *("factored/config.json", "dense/model.safetensors"),
+        *("rocket/config.json", "dense/model.safetensors"),
     }
 
 
@@ -163,7 +164,7 @@ def test_a_tampered_file_is_refused(client, service, job_id, folder):
     with pytest.raises(DigestMismatchError, match=hashlib.sha256(WEIGHTS).hexdigest()):
         client.download(job_id, folder)
 
-    assert "factored/model.safetensors" not in contents(folder)
+    assert "rocket/model.safetensors" not in contents(folder)
     assert PART not in contents(folder)
 
 
@@ -172,14 +173,14 @@ def test_a_file_longer_than_announced_is_refused(client, job_id, folder, monkeyp
 
     def longer(*arguments):
         download = real(*arguments)
-        if download.artifact.name != "factored/model.safetensors":
+        if download.artifact.name != "rocket/model.safetensors":
             return download
         download.artifact.size += 4
         return replace(download, read=lambda start, stop: iter([WEIGHTS[start:] + b"more"]))
 
     monkeypatch.setattr(outputs, "open_artifact", longer)
     with pytest.raises(DigestMismatchError, match="larger"):
-        client.download(job_id, folder, exports=["factored"])
+        client.download(job_id, folder, exports=["rocket"])
 
     assert (folder / PART).stat().st_size == 0
 

@@ -180,7 +180,7 @@ def requests_of(connect, method, arguments, monkeypatch):
 
 
 def file_request():
-    artifact = Artifact(name="factored/a.json", size=9, sha256="0" * 64, media_type="")
+    artifact = Artifact(name="rocket/a.json", size=9, sha256="0" * 64, media_type="")
     url = f"/jobs/{JOB}/artifacts/{artifact.name}"
     return FileDownload(None, url, artifact, Path("a.json"), 1)._http_request(3)
 

@@ -13,7 +13,7 @@ from tests.loopback_service import Service
 pytestmark = pytest.mark.both_clients
 
 WEIGHTS = bytes(range(256)) * 4096
-FILES = {"factored/model.safetensors": WEIGHTS, "report.json": b"{}", "empty": b""}
+FILES = {"rocket/model.safetensors": WEIGHTS, "report.json": b"{}", "empty": b""}
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_files_come_from_the_store_unchanged(client, job_id, folder, at_store):
 
 
 def test_a_partial_file_is_resumed_at_the_store(client, job_id, folder, at_store):
-    (folder / "factored").mkdir(parents=True)
-    (folder / "factored/model.safetensors.part").write_bytes(WEIGHTS[:1000])
+    (folder / "rocket").mkdir(parents=True)
+    (folder / "rocket/model.safetensors.part").write_bytes(WEIGHTS[:1000])
     told = []
     client.download(job_id, folder, on_progress=told.append)
     assert contents(folder) == FILES
@@ -93,7 +93,7 @@ def test_corrupted_bytes_at_the_store_are_refused(client, job_id, folder, bucket
     bucket.write(name, b"X" + WEIGHTS[1:])
     with pytest.raises(DigestMismatchError, match=digest):
         client.download(job_id, folder)
-    assert "factored/model.safetensors" not in contents(folder)
+    assert "rocket/model.safetensors" not in contents(folder)
 
 
 def test_a_missing_file_is_reported_without_its_signed_url(client, job_id, folder, bucket):
@@ -114,7 +114,7 @@ def test_unauthorized_clients_are_not_redirected(server, service, job_id):
 
 
 def test_a_browser_saves_the_file_under_its_name(server, job_id):
-    answer = httpx2.get(f"{server.url}/jobs/{job_id}/artifacts/factored/model.safetensors", follow_redirects=True)
+    answer = httpx2.get(f"{server.url}/jobs/{job_id}/artifacts/rocket/model.safetensors", follow_redirects=True)
     assert answer.content == WEIGHTS
     assert "model.safetensors" in answer.headers["content-disposition"]
     assert answer.headers["content-type"] == "application/octet-stream"
@@ -122,10 +122,10 @@ def test_a_browser_saves_the_file_under_its_name(server, job_id):
 
 def test_an_outdated_if_range_is_not_redirected_to_the_store(server, job_id):
     headers = {"Range": "bytes=5-", "If-Range": '"sha256-other"'}
-    answer = httpx2.get(f"{server.url}/jobs/{job_id}/artifacts/factored/model.safetensors", headers=headers)
+    answer = httpx2.get(f"{server.url}/jobs/{job_id}/artifacts/rocket/model.safetensors", headers=headers)
     assert (answer.status_code, answer.content) == (200, WEIGHTS)
 
 
 def test_a_head_request_is_answered_by_the_server(server, job_id):
-    answer = httpx2.head(f"{server.url}/jobs/{job_id}/artifacts/factored/model.safetensors")
+    answer = httpx2.head(f"{server.url}/jobs/{job_id}/artifacts/rocket/model.safetensors")
     assert (answer.status_code, answer.headers["content-length"]) == (200, str(len(WEIGHTS)))

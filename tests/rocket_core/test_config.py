@@ -13,7 +13,7 @@ from rocket_core.errors import InvalidConfigError
         ({"ratio": float("nan")}, "ratio"),
         ({"ratio": 0.2, "target_bytes": 1000}, "target_bytes"),
         ({"target_bytes": 0}, "target_bytes"),
-        ({"target_bytes": 1000, "export": ("dense",)}, "factored"),
+        ({"target_bytes": 1000, "export": ("dense",)}, "rocket"),
         ({"target_bytes": 1000, "method": "svd-llm"}, "svd-llm"),
         ({"bits": 0}, "bits: Input should be greater than 0"),
         ({"bits": -1}, "bits: Input should be greater than 0"),

@@ -153,12 +153,12 @@ def test_a_job_made_on_an_empty_page_gives_a_loadable_model(browser, service, tm
         expect(page.locator("tr", has_text="this one, of tiny")).to_contain_text("Wh")
         expect(page.locator(".headline", has_text="Quality")).to_contain_text("→")
         with page.expect_download() as download:
-            page.get_by_role("link", name="Download factored").click()
+            page.get_by_role("link", name="Download rocket").click()
         download.value.save_as(tmp_path / "archive.tar")
         with tarfile.open(tmp_path / "archive.tar") as archive:
             archive.extractall(tmp_path, filter="data")
-        folder = tmp_path / "tiny" / "factored"
-        snippet = page.locator("pre code").first.inner_text().replace("tiny/factored", str(folder))
+        folder = tmp_path / "tiny" / "rocket"
+        snippet = page.locator("pre code").first.inner_text().replace("tiny/rocket", str(folder))
         # Formats that cannot hold the result are not offered.
         expect(page.get_by_role("button", name=re.compile("^Make "))).to_have_count(1)
         page.get_by_role("button", name="Make dense").click()
@@ -204,9 +204,9 @@ def test_a_result_is_pushed_to_the_hub_from_its_page(browser, service, hub):
         assert newest.get_by_role("link", name="alice/small").get_attribute("href") == f"{hub.url}/alice/small"
         assert TOKEN not in page.content()
         newest.locator(".badge").click()
-        expect(page.get_by_text("Pushes the factored export of an earlier job")).to_be_visible()
+        expect(page.get_by_text("Pushes the `rocket` export of an earlier job")).to_be_visible()
         look_at(page, "push")
-    pushed = [file["name"].removeprefix("factored/") for file in files if file["name"].startswith("factored/")]
+    pushed = [file["name"].removeprefix("rocket/") for file in files if file["name"].startswith("rocket/")]
     assert sorted(hub.files("alice/small")) == sorted(pushed)
     assert hub.private == {"alice/small"}
 

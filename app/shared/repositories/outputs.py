@@ -17,6 +17,7 @@ from app.shared.repositories.events import append_event, find_last_event, list_t
 from app.shared.repositories.leases import Lease, change, end_job, lock_leased_job
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import STAGES, Stage
+from rocket_core.engines import current_name
 from rocket_core.report.healing import HealingPoint
 from rocket_core.report.schema import CompressionReport, StageReport, energy_text
 
@@ -312,6 +313,7 @@ def find_artifact(session: Session, job: Job, name: str) -> Artifact:
     Raises:
         ArtifactNotFoundError: the job has no artifact of that name.
     """
+    name = str(current_name(name))
     # Postgres rejects NUL and lone surrogates, which a client's name may contain.
     artifact = session.get(Artifact, (job.id, name)) if name.isprintable() else None
     if artifact is None:

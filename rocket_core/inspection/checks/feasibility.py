@@ -79,7 +79,7 @@ def reach_of_layers(
     Args:
         layers: `(d_in, d_out)` of every selected layer; at least one.
         itemsize: bytes of a stored number.
-        other_bytes: lower bound on the bytes of the factored artifact apart from these layers and tables.
+        other_bytes: lower bound on the bytes of the `rocket` artifact apart from these layers and tables.
         quantizes: whether layers may be quantized.
         only: the format of every layer, if the method stores them in one.
         tables: `(d_in, d_out)` of token embedding and head, where they may be quantized.

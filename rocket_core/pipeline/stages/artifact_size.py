@@ -1,6 +1,6 @@
 """Bytes of an artifact before it is written, so that a target size can be met to the byte.
 
-The size is that of the factored artifact, or for another engine of the one that it reads.
+The size is that of the `rocket` artifact, or for another engine of the one that it reads.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

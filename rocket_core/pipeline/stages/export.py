@@ -38,7 +38,7 @@ from rocket_core.report.schema import ExportReport, LayerReport
 from rocket_core.sizes.code_format import CodeFormat
 from rocket_core.system.files import DifferentContentError, Opener, atomic_write, compared
 
-StoredExport = Literal["factored", "dense", "compressed-tensors"]
+StoredExport = Literal["rocket", "dense", "compressed-tensors"]
 """Exports of safetensors."""
 
 
@@ -50,7 +50,7 @@ def write_export(
     Args:
         run: the run.
         work: work folder with the factors, to which the artifact is written.
-        kind: `factored` (every layer as it is stored; smaller, loads with rocket_core.hf), `dense` (stock names and
+        kind: `rocket` (every layer as it is stored; smaller, loads with rocket_core.hf), `dense` (stock names and
             shapes) or a format of another engine.
         layers: every compressible layer by name.
         monitor: notified of every tensor.
@@ -131,7 +131,7 @@ def _share(run: Run, kind: ExportKind, share: float) -> float:
 def write_unhealed(
     run: Run, work: WorkFolder, layers: Mapping[str, LayerReport], *, on_tensor: Callable[[str], None]
 ) -> Path:
-    """Write the factored artifact as it is before healing, into temporary files of this process.
+    """Write the `rocket` artifact as it is before healing, into temporary files of this process.
 
     Args:
         run: the run.
@@ -143,9 +143,9 @@ def write_unhealed(
         The artifact's folder.
     """
     folder, stored = work.new_scratch(), _stored_layers(run, layers)
-    plans = list(_plans(run, work, "factored", stored))
+    plans = list(_plans(run, work, "rocket", stored))
     write_checkpoint(folder, plans, max_shard_bytes=run.config.max_shard_bytes, on_tensor=on_tensor)
-    _write_description(run, work, folder, "factored", stored)
+    _write_description(run, work, folder, "rocket", stored)
     return folder
 
 
@@ -164,7 +164,7 @@ def _write_description(
 
 def _plans(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, LayerReport]) -> Iterator[TensorPlan]:
     """Yield the tensors of an artifact, given the layers that are not dense by their names in its files."""
-    split = kind == "factored"
+    split = kind == "rocket"
     entries = run.artifact_entries(layer.name for layer in stored.values()) if split else run.checkpoint.entries
     trained = trained_entries(work)
     for key, entry in entries.items():
@@ -235,7 +235,7 @@ def _plan_layer(
 ) -> Iterable[TensorPlan]:
     base, shape = entry.key.removesuffix("weight"), (layer.d_in, layer.d_out)
     match kind:
-        case "factored":
+        case "rocket":
             return _plan_stored(work, layer.name, entry.key)
         case "dense":
             return [_plan_composed(run, work, layer, entry)]
@@ -259,7 +259,7 @@ def _quantization(
         stored: every layer that is not dense by its name in the files.
     """
     match kind:
-        case "factored":
+        case "rocket":
             return quantization_config({disk: _table_entry(run, work, layer) for disk, layer in stored.items()})
         case "dense":
             return None

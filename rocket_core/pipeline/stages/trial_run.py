@@ -46,7 +46,7 @@ from rocket_core.report.schema import LayerReport
 _FLOAT32_TOLERANCE = 2.0**-13
 _LAST_PLACES = 8
 # The others are for engines that are not among the dependencies.
-_RUN_HERE = ("factored", "dense")
+_RUN_HERE = ("rocket", "dense")
 # Tokens that the head reads, as logits of all would take more memory than a block; and rows of random numbers.
 _FEW_TOKENS = 64
 

@@ -81,7 +81,7 @@ def jobs(client, worker, context):
 
         @property
         def healable(self):
-            return self._after(worker.succeed, {"factored/model.safetensors": b"0123456789"})
+            return self._after(worker.succeed, {"rocket/model.safetensors": b"0123456789"})
 
         @property
         def healed_and_gone(self):

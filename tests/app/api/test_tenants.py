@@ -8,7 +8,7 @@ from app.shared.outcomes import JobError
 from tests.app.api.conftest import BODY
 
 HIDDEN = "only-alice-knows"
-FILE = "factored/model.safetensors"
+FILE = "rocket/model.safetensors"
 METHODS = {"get", "post", "put", "patch", "delete"}
 
 

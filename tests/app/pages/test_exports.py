@@ -10,7 +10,7 @@ from tests.reference.reports import report_of_layers
 
 CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}).encode()
 BROKEN = JobError(code="x", message="the disk is full")
-FILES = {"factored/model.safetensors": b"weights", "factored/config.json": CONFIG}
+FILES = {"rocket/model.safetensors": b"weights", "rocket/config.json": CONFIG}
 
 
 @pytest.fixture

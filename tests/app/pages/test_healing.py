@@ -52,7 +52,7 @@ def test_a_job_that_does_not_heal_has_no_curve(page, submitted):
 
 def test_a_result_is_healed_from_its_page(page, client, worker, submitted):
     worker.report = report_of_layers()
-    worker.succeed(submitted, {"factored/model.safetensors": b"weights"})
+    worker.succeed(submitted, {"rocket/model.safetensors": b"weights"})
     assert 'action="/ui/jobs/' in page("GET", f"/ui/jobs/{submitted}").text
     answer = page("POST", f"/ui/jobs/{submitted}/heal", data={"tokens": "1.5M", "form": "f"})
     assert answer.status_code == 303

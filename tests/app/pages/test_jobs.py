@@ -18,7 +18,7 @@ from tests.job_events import add_event
 from tests.reference.reports import report_of_layers
 from tests.reference.speed import model_speed, speed_report
 
-FILES = {"report.json": b"{}", "factored/model.safetensors": b"0123"}
+FILES = {"report.json": b"{}", "rocket/model.safetensors": b"0123"}
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_the_log_resumes_where_it_stopped(page, worker, submitted):
 
 def test_a_finished_job_shows_results_files_and_figures(page, finished):
     text = page("GET", f"/ui/jobs/{finished}").text
-    for expected in ("4 bytes", "factored/model.safetensors", "from_pretrained", "Allocation map", "sha256"):
+    for expected in ("4 bytes", "rocket/model.safetensors", "from_pretrained", "Allocation map", "sha256"):
         assert expected in text, expected
     assert text.count("<figure data-figure=") == 4
     assert 'hx-get="/ui/jobs/' + finished + "/live" not in text
@@ -131,18 +131,20 @@ def test_a_finished_job_shows_results_files_and_figures(page, finished):
 
 def test_an_export_is_downloaded_as_one_archive(page, client, worker, submitted):
     worker.report = report_of_layers()
-    worker.succeed(submitted, {"factored/a": b"x" * 1000, "factored/b": b"y", "report.json": b"{}"})
-    address = f"/ui/jobs/{submitted}/download/factored.tar"
+    worker.succeed(submitted, {"rocket/a": b"x" * 1000, "rocket/b": b"y", "report.json": b"{}"})
+    address = f"/ui/jobs/{submitted}/download/rocket.tar"
     assert f'href="{address}"' in page("GET", f"/ui/jobs/{submitted}").text
     answer = page("GET", address)
-    assert answer.headers["Content-Disposition"] == 'attachment; filename="tiny-factored.tar"'
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="tiny-rocket.tar"'
     assert int(answer.headers["Content-Length"]) == len(answer.content)
     with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:
-        assert {member.name: member.size for member in archive} == {"tiny/factored/a": 1000, "tiny/factored/b": 1}
+        assert {member.name: member.size for member in archive} == {"tiny/rocket/a": 1000, "tiny/rocket/b": 1}
     # An interrupted download continues, unless the archive has changed.
     part = page("GET", address, headers={"Range": "bytes=700-", "If-Range": answer.headers["ETag"]})
     assert (part.status_code, part.content) == (206, answer.content[700:])
     assert page("GET", address, headers={"Range": "bytes=700-", "If-Range": '"other"'}).status_code == 200
+    earlier_name = f"/ui/jobs/{submitted}/download/factored.tar"
+    assert page("GET", earlier_name).content == answer.content
     assert page("GET", f"/ui/jobs/{submitted}/download/dense.tar").status_code == 404
 
 
@@ -185,7 +187,7 @@ def test_the_folder_of_the_pages_leads_to_the_first(client, address):
 
 
 def test_a_measured_speed_is_shown(page, worker, submitted):
-    worker.report = report_of_layers().model_copy(update={"speed": speed_report(model_speed("factored"))})
+    worker.report = report_of_layers().model_copy(update={"speed": speed_report(model_speed("rocket"))})
     worker.succeed(submitted, FILES)
 
     text = page("GET", f"/ui/jobs/{submitted}").text
@@ -286,7 +288,7 @@ def test_jobs_can_be_compared(page, client, worker, finished):
 def test_a_comparison_shows_what_was_measured_when_it_was(page, client, worker, finished):
     other = client.post("/jobs", json=BODY | {"ratio": 0.5}).json()["id"]
     fast = {"generation_rate": 75, "generation_ratio": 1.5, "prompt_rate": 2469, "prompt_ratio": 2}
-    export = model_speed("factored", weights_bytes=2_000_000, memory_bytes=9_000_000, **fast)
+    export = model_speed("rocket", weights_bytes=2_000_000, memory_bytes=9_000_000, **fast)
     worker.report = report_of_layers().model_copy(update={"speed": speed_report(export)})
     worker.succeed(other, FILES)
 

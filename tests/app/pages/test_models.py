@@ -11,7 +11,7 @@ from tests.reference.reports import report_of_layers
 pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 MODEL = "/ui/model?id=local/tiny"
-FILES = {"factored/model.safetensors": b"1"}
+FILES = {"rocket/model.safetensors": b"1"}
 
 
 @pytest.fixture

@@ -55,8 +55,8 @@ def test_prompts_ask_for_an_evaluation_and_are_kept(submit, client, page):
 @pytest.mark.parametrize(
     ("fields", "exports"),
     [
-        ({"export": ""}, ["factored"]),
-        ({"export": "both"}, ["factored", "dense"]),
+        ({"export": ""}, ["rocket"]),
+        ({"export": "both"}, ["rocket", "dense"]),
         ({"export": "dense"}, ["dense"]),
         ({"export": "", "engine": "vllm", "target": "bits", "bits": "5"}, ["compressed-tensors"]),
     ],
@@ -220,7 +220,7 @@ def test_with_a_profile_the_preview_shows_its_figures(page, client, worker, subm
     # It does not apply to another calibration.
     assert profile not in page("POST", "/ui/new/preview", data=FIELDS | {"samples": "9"}).text
     # Options that a profile does not depend on make no difference.
-    assert profile in page("POST", "/ui/new/preview", data=FIELDS | {"export": "factored"}).text
+    assert profile in page("POST", "/ui/new/preview", data=FIELDS | {"export": "rocket"}).text
 
 
 def test_a_model_can_be_profiled_alone(page, client):

@@ -12,11 +12,11 @@ from app.shared.repositories import outputs, works
 from rocket_core.report.push import PushReport
 from tests.reference.reports import report_of_layers
 
-FILES = {"factored/model.safetensors": b"weights", "factored/config.json": b"{}", "report.json": b"{}"}
+FILES = {"rocket/model.safetensors": b"weights", "rocket/config.json": b"{}", "report.json": b"{}"}
 REPO, TOKEN = "alice/small", "hf_canary0123456789"
 FILLED = {"repository": REPO, "hub_token": TOKEN, "form": "f"}
 PUSHED = PushReport(
-    repository=REPO, url=f"https://hub/{REPO}", commit="c0ffee" * 4, is_new=True, export="factored", files=2, size=9
+    repository=REPO, url=f"https://hub/{REPO}", commit="c0ffee" * 4, is_new=True, export="rocket", files=2, size=9
 )
 BROKEN = JobError(code="hub_forbidden", message="the token may not write to alice/small")
 
@@ -45,7 +45,7 @@ def test_several_exports_are_a_choice(page, submitted, worker):
     worker.report = report_of_layers()
     worker.succeed(submitted, FILES | {"dense/model.safetensors": b"w"})
     text = page("GET", f"/ui/jobs/{submitted}").text
-    assert '<select id="push-export" name="export"><option>factored</option><option>dense</option></select>' in text
+    assert '<select id="push-export" name="export"><option>rocket</option><option>dense</option></select>' in text
 
 
 def test_a_server_with_a_token_does_not_ask_for_one(page, finished, monkeypatch, client):
@@ -63,7 +63,7 @@ def test_a_job_is_pushed_and_listed_on_the_page(page, client, context, finished,
         answer = page("POST", f"/ui/jobs/{finished}/pushes", data=FILLED | {"private": "yes"})
         assert answer.headers["Location"] == f"/ui/jobs/{finished}#push"
     ((job, _),) = (push.values() for push in client.get(f"/jobs/{finished}/pushes").json()["data"])
-    assert job["push"] == {"repository": REPO, "private": True, "export": "factored"}
+    assert job["push"] == {"repository": REPO, "private": True, "export": "rocket"}
     with context.database.snapshot() as session:
         assert decrypt(settings, session.get_one(Job, job["id"]).hub_token).get_secret_value() == TOKEN
     assert "hx-get" in page("GET", f"/ui/jobs/{finished}/pushes").text
@@ -98,7 +98,7 @@ def test_a_failed_push_says_why_and_leads_back(page, client, finished, worker):
         ({"hub_token": ""}, "enter a Hub token with write access"),
         ({"hub_token": "canary"}, "it must start with hf_"),
         ({"export": "onnx"}, "choose one of the exports of this job"),
-        ({"export": "gguf"}, "the job has no export gguf; it has factored"),
+        ({"export": "gguf"}, "the job has no export gguf; it has rocket"),
     ],
 )
 def test_invalid_fields_are_explained_and_not_repeated(page, client, finished, changes, advice):

@@ -34,7 +34,7 @@ def content_of(archive):
 
 @given(
     st.dictionaries(
-        st.sampled_from(["factored/a", "factored/model.safetensors", f"factored/{'x' * 200}", "factored/naïve"]),
+        st.sampled_from(["rocket/a", "rocket/model.safetensors", f"rocket/{'x' * 200}", "rocket/naïve"]),
         st.binary(max_size=1500),
     )
 )

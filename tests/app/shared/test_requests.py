@@ -20,7 +20,7 @@ SOURCE = "job_" + "0" * 26
 
 def test_only_model_and_ratio_are_required():
     request = JobRequest.model_validate({"model_id": "Qwen/Qwen3-0.6B", "ratio": 0.3})
-    assert request.options.export == ("factored",)
+    assert request.options.export == ("rocket",)
     assert request.calibration.samples == 256
 
 
@@ -174,7 +174,7 @@ def test_a_fingerprint_includes_prompts_only_if_given():
 
 def test_only_an_export_names_a_format():
     export = JobRequest(model_id="a/b", ratio=0.3, source_job_id=SOURCE, on_source="export", export_to="gguf")
-    assert (export.kind, export.source_export, export.datasets) == ("export", "factored", ())
+    assert (export.kind, export.source_export, export.datasets) == ("export", "rocket", ())
     assert not export.reads_model
     assert not export.asks_the_hub
     for given in ({"on_source": "export"}, {"on_source": "healing", "export_to": "dense"}):

@@ -101,9 +101,9 @@ def test_any_evaluation_option_requests_an_evaluation(
 
 
 def test_several_exports_can_be_specified(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
-    rocket("compress", "model", tmp_path, "--ratio", "0.3", "--export", "dense", "--export", "factored")
+    rocket("compress", "model", tmp_path, "--ratio", "0.3", "--export", "dense", "--export", "rocket")
 
-    assert pipeline.calls[0]["config"].export == ("dense", "factored")
+    assert pipeline.calls[0]["config"].export == ("dense", "rocket")
 
 
 def test_export_choices_match_the_library() -> None:
@@ -130,7 +130,7 @@ def test_result_is_a_table_and_a_snippet_that_loads_it(
     assert outcome.code == 0
     assert "attn.q_proj" in outcome.out
     assert "import rocket_core.hf" in outcome.out
-    assert f'from_pretrained("{tmp_path / "factored"}")' in outcome.out
+    assert f'from_pretrained("{tmp_path / "rocket"}")' in outcome.out
 
 
 def test_json_output_is_only_the_report(

@@ -7,7 +7,7 @@ from rocket_cli.commands.download import bytes_view
 from rocket_cli.connection import OutageNotice
 from rocket_client._download import DownloadProgress
 
-FILES = {"factored/model.safetensors": b"weights" * 1000, "dense/model.safetensors": b"w", "report.json": b"{}"}
+FILES = {"rocket/model.safetensors": b"weights" * 1000, "dense/model.safetensors": b"w", "report.json": b"{}"}
 
 
 class Clock:
@@ -32,7 +32,7 @@ def test_the_folder_has_the_jobs_name_and_stdout_only_its_path(remote, job_id):
     outcome = remote("download", job_id)
 
     assert (outcome.code, outcome.out) == (0, f"{Path.cwd() / job_id}\n")
-    assert (Path(job_id) / "factored/model.safetensors").read_bytes() == FILES["factored/model.safetensors"]
+    assert (Path(job_id) / "rocket/model.safetensors").read_bytes() == FILES["rocket/model.safetensors"]
     assert "3 files of 7.00 kB, verified by their SHA-256" in outcome.err
 
 

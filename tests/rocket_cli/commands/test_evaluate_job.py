@@ -7,7 +7,7 @@ from app.shared.repositories import jobs, outputs, works
 from tests.app.api.routes.test_evaluations import REPORT
 from tests.worker.waiting import eventually
 
-FILES = {"factored/model.safetensors": b"1"}
+FILES = {"rocket/model.safetensors": b"1"}
 
 
 @pytest.fixture

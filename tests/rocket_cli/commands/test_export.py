@@ -17,8 +17,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an artifact that no compression has made, without a report."""
     folder = tmp_path_factory.mktemp("artifact")
     model = AutoModelForCausalLM.from_pretrained(save_tiny_model("llama", folder / "original"))
-    attach_factors(model, mixed_factors(model)).save_pretrained(folder / "factored")
-    return folder / "factored"
+    attach_factors(model, mixed_factors(model)).save_pretrained(folder / "rocket")
+    return folder / "rocket"
 
 
 def test_a_dense_export_has_the_composed_weights(rocket: Callable, artifact: Path, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_the_result_is_json_for_programs(rocket: Callable, artifact: Path, tmp_p
 
 
 def test_a_misspelled_folder_suggests_the_nearest(rocket: Callable, artifact: Path, tmp_path: Path) -> None:
-    outcome = rocket("export", artifact.with_name("factord"), tmp_path / "stock", "--to", "dense")
+    outcome = rocket("export", artifact.with_name("rockt"), tmp_path / "stock", "--to", "dense")
 
     assert outcome.code == 3
     assert f"did you mean {artifact}?" in outcome.err
@@ -58,13 +58,13 @@ def test_a_misspelled_folder_suggests_the_nearest(rocket: Callable, artifact: Pa
         ({"artifact": "original"}, 2, "invalid_config"),
         ({"artifact": "."}, 3, "model_not_found"),
         ({"artifact": "nowhere"}, 3, "model_not_found"),
-        ({"output": "factored"}, 2, "invalid_config"),
+        ({"output": "rocket"}, 2, "invalid_config"),
     ],
 )
 def test_error_is_one_line_and_json_for_programs(
     rocket: Callable, artifact: Path, tmp_path: Path, change: dict[str, str], exit_code: int, code: str
 ) -> None:
-    given = artifact.parent / change.get("artifact", "factored")
+    given = artifact.parent / change.get("artifact", "rocket")
     output = artifact.parent / change["output"] if "output" in change else tmp_path / "later"
 
     outcome = rocket("export", given, output, "--to", change.get("--to", "dense"), "--json")

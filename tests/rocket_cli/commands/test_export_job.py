@@ -2,7 +2,7 @@
 
 from tests.rocket_cli.fakes import build_report
 
-FILES = {"factored/model.safetensors": b"weights", "report.json": b"{}"}
+FILES = {"rocket/model.safetensors": b"weights", "report.json": b"{}"}
 
 
 def test_the_result_of_a_job_is_exported_by_another(remote, client, service):

@@ -4,7 +4,7 @@ import pytest
 
 from rocket_cli.compression_options import LocalOptions
 
-FILES = {"factored/model.safetensors": b"weights", "report.json": b"{}"}
+FILES = {"rocket/model.safetensors": b"weights", "report.json": b"{}"}
 
 
 @pytest.fixture

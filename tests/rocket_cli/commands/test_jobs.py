@@ -60,7 +60,7 @@ def test_an_invalid_status_is_refused_with_the_valid_ones(remote):
 
 
 def test_size_and_quality_are_listed(remote, service):
-    job_id = service.succeeded({"factored/model.safetensors": b"1"})
+    job_id = service.succeeded({"rocket/model.safetensors": b"1"})
     line = remote("jobs").out.splitlines()[1]
     assert line.split()[:2] == [job_id, "succeeded"]
     assert line.rstrip().endswith(" 7 bytes 10 → 10.2 predicted  0s")

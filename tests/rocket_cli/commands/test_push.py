@@ -15,7 +15,7 @@ WEIGHTS = bytes(range(256)) * 512
 SECOND = WEIGHTS[::-1]
 FACTORED = {"model-1.safetensors": WEIGHTS, "model-2.safetensors": SECOND, "config.json": b"{}", "README.md": b"# A"}
 FILES = {
-    **{f"factored/{name}": content for name, content in FACTORED.items()},
+    **{f"rocket/{name}": content for name, content in FACTORED.items()},
     "dense/model.safetensors": WEIGHTS * 2,
     "report.json": b"{}",
 }
@@ -40,14 +40,14 @@ def job_id(service):
     return service.succeeded(FILES)
 
 
-def test_the_factored_export_is_pushed_in_one_commit(remote, hub, job_id):
+def test_the_rocket_export_is_pushed_in_one_commit(remote, hub, job_id):
     outcome = remote("push", job_id, REPO)
 
     assert (outcome.code, outcome.out) == (0, f"{hub.url}/{REPO}\n")
-    assert "factored: 4 files of" in outcome.err
+    assert "rocket: 4 files of" in outcome.err
     assert hub.files(REPO) == FACTORED
     assert hub.commits(REPO) == 1
-    assert hub.messages == ["local/tiny without 30.0% of its linear parameters, factored, compressed by Rocket"]
+    assert hub.messages == ["local/tiny without 30.0% of its linear parameters, rocket, compressed by Rocket"]
 
 
 def test_a_repeated_push_sends_and_commits_nothing(remote, hub, job_id):
@@ -79,7 +79,7 @@ def test_a_failed_push_resumes_without_sending_a_file_twice(remote, hub, job_id,
 
 
 def test_an_interrupted_download_is_resumed(client, hub, job_id, tmp_path):
-    part = tmp_path / "factored" / "model-1.safetensors.part"
+    part = tmp_path / "rocket" / "model-1.safetensors.part"
     part.parent.mkdir()
     part.write_bytes(WEIGHTS[:1000])
     told = []
@@ -91,12 +91,12 @@ def test_an_interrupted_download_is_resumed(client, hub, job_id, tmp_path):
 
 
 def test_only_files_of_the_job_are_pushed(client, hub, job_id, tmp_path):
-    (tmp_path / "factored").mkdir()
-    (tmp_path / "factored" / "diary.txt").write_text("mine")
+    (tmp_path / "rocket").mkdir()
+    (tmp_path / "rocket" / "diary.txt").write_text("mine")
 
     pushed = push_export(client, job_id, Destination(repository=REPO), folder=tmp_path)
 
-    assert {file.artifact.name for file in pushed.files} == {f"factored/{name}" for name in FACTORED}
+    assert {file.artifact.name for file in pushed.files} == {f"rocket/{name}" for name in FACTORED}
     assert hub.files(REPO) == FACTORED
 
 
@@ -119,9 +119,9 @@ def test_the_dense_export_is_pushed_if_there_is_no_other(remote, hub, service):
 def test_json_output_describes_the_pushed_revision(remote, hub, job_id):
     told = json.loads(remote("push", job_id, "small", "--json").out)
 
-    assert (told["repository"], told["revision"], told["export"], told["is_new"]) == (REPO, "main", "factored", True)
+    assert (told["repository"], told["revision"], told["export"], told["is_new"]) == (REPO, "main", "rocket", True)
     assert len(told["commit"]) == 40
-    assert {file["name"] for file in told["files"]} == {f"factored/{name}" for name in FACTORED}
+    assert {file["name"] for file in told["files"]} == {f"rocket/{name}" for name in FACTORED}
 
 
 def test_a_private_push_creates_a_private_repository(remote, hub, job_id):
@@ -215,7 +215,7 @@ def test_missing_results_cannot_be_pushed(remote, hub, service, job_id):
     assert remote("push", "job_" + "0" * 26, REPO).code == 7
     assert remote("push", "../x", REPO).code == 2
     only_dense = service.succeeded({"dense/config.json": b"{}"})
-    outcome = remote("push", only_dense, REPO, "--export", "factored")
+    outcome = remote("push", only_dense, REPO, "--export", "rocket")
     assert (outcome.code, "it has dense" in outcome.err) == (8, True)
     assert hub.repositories == {}
 

@@ -5,7 +5,7 @@ from huggingface_hub import constants
 
 from tests.rocket_cli.fakes import build_report
 
-FILES = {"factored/model.safetensors": b"weights", "gguf/model.gguf": b"x", "report.json": b"{}"}
+FILES = {"rocket/model.safetensors": b"weights", "gguf/model.gguf": b"x", "report.json": b"{}"}
 REPO, TOKEN = "alice/small", "hf_canary0123456789"
 
 
@@ -22,7 +22,7 @@ def test_the_files_of_a_job_are_pushed_by_another(remote, client, source):
     (push,) = client.pushes(source)
     assert (outcome.code, outcome.out) == (0, f"{push.job.id}\n")
     assert (push.job.kind, push.job.metadata, push.report) == ("push", {"a": "b"}, None)
-    assert (push.job.push.repository, push.job.push.private, push.job.push.export) == (REPO, True, "factored")
+    assert (push.job.push.repository, push.job.push.private, push.job.push.export) == (REPO, True, "rocket")
     assert f"rocket watch {push.job.id}" in outcome.err
     assert f"to {REPO}" in remote("jobs").out
     assert TOKEN not in outcome.out + outcome.err
@@ -33,7 +33,7 @@ def test_the_export_can_be_chosen(remote, client, source):
     assert client.pushes(source)[0].job.push.export == "gguf"
     outcome = remote("push-job", source, REPO, "--export", "dense", "--hub-token-env", "MINE")
     assert outcome.code == 2
-    assert "it has factored, gguf" in outcome.err
+    assert "it has rocket, gguf" in outcome.err
 
 
 def test_without_a_token_the_message_says_how_to_send_one(remote, source):

@@ -10,7 +10,7 @@ def test_the_report_is_the_table_of_compress_with_next_commands(remote, service)
     assert "0.attn.q_proj factored  200" in out
     assert "4.5M of 6M compressible ones kept" in out
     assert f"    rocket download {job_id}" in out.splitlines()
-    assert f'from_pretrained("{job_id}/factored")' in out
+    assert f'from_pretrained("{job_id}/rocket")' in out
 
 
 def test_json_output_is_the_report(remote, service):

@@ -29,7 +29,7 @@ def test_the_engine_decides_kinds_and_exports():
     ("settings", "said"),
     [
         ({"code_bits": 4}, "engine llama.cpp has types of blocks instead of code_bits"),
-        ({"export": ("factored",)}, "engine llama.cpp does not read export factored"),
+        ({"export": ("rocket",)}, "engine llama.cpp does not read export rocket"),
         ({"kinds": ("quantized", "entropy_coded")}, "engine llama.cpp does not read entropy_coded"),
     ],
 )

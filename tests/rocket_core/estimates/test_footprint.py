@@ -16,7 +16,7 @@ from rocket_core.estimates.footprint import (
     Workload,
     describe_model,
     estimate_footprint,
-    factored_export_bytes,
+    rocket_export_bytes,
     sensitivity_disk_bytes,
 )
 from rocket_core.estimates.tower_footprint import tower_workload
@@ -195,9 +195,9 @@ def test_a_run_writes_no_more_than_estimated(saved, tmp_path):
     assert report.totals.compressible_parameters == model.compressible_parameters
     assert report.totals.model_parameters == model.parameters
     # The header of the factored file describes more tensors than that of the dense one.
-    tensors = load_file(tmp_path / "out" / "factored" / "model.safetensors")
+    tensors = load_file(tmp_path / "out" / "rocket" / "model.safetensors")
     stored = sum(tensor.nbytes for tensor in tensors.values())
-    assert 0.8 * factored_export_bytes(model, 0.3) < stored <= factored_export_bytes(model, 0.3)
+    assert 0.8 * rocket_export_bytes(model, 0.3) < stored <= rocket_export_bytes(model, 0.3)
 
 
 def test_other_towers_and_tables_are_not_layers(tmp_path):

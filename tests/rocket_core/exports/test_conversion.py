@@ -59,7 +59,7 @@ def compressed(tmp_path_factory):
             "ratio": 0.3,
             "calibration": {"dataset": str(text), "samples": 8, "sequence_length": 32},
             "sensitivity_samples": 4,
-            "export": ("factored", "dense"),
+            "export": ("rocket", "dense"),
         }
         output = tmp_path_factory.mktemp("compressed") / "out"
         compress(str(folder), output, compression_config(**chosen | json.loads(settings)))
@@ -76,7 +76,7 @@ def weights(folder):
 def test_a_dense_export_is_that_of_the_compression(case, compressed, tmp_path):
     family, settings = CASES[case]
     output = compressed(family, **settings)
-    made = export_artifact(output / "factored", tmp_path / "later", "dense")
+    made = export_artifact(output / "rocket", tmp_path / "later", "dense")
     assert weights(tmp_path / "later") == weights(output / "dense")
     report = read_report(tmp_path / "later")
     assert report.exports[-1] == made
@@ -88,15 +88,15 @@ def test_a_dense_export_is_that_of_the_compression(case, compressed, tmp_path):
 @torch.no_grad()
 def test_stock_transformers_loads_a_later_dense_mixture(compressed, tmp_path):
     output = compressed("gpt_oss")
-    export_artifact(output / "factored", tmp_path / "later", "dense")
+    export_artifact(output / "rocket", tmp_path / "later", "dense")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "later")
-    factored = AutoModelForCausalLM.from_pretrained(output / "factored")
+    factored = AutoModelForCausalLM.from_pretrained(output / "rocket")
     assert torch.allclose(model(inputs()).logits, factored(inputs()).logits, atol=1e-5)
 
 
 def test_formats_of_vllm_are_exported_unchanged(compressed, tmp_path):
-    output = compressed("wide llama", ratio=None, bits=6.5, engine="vllm", export=("compressed-tensors", "factored"))
-    export_artifact(output / "factored", tmp_path / "later", "compressed-tensors")
+    output = compressed("wide llama", ratio=None, bits=6.5, engine="vllm", export=("compressed-tensors", "rocket"))
+    export_artifact(output / "rocket", tmp_path / "later", "compressed-tensors")
     assert weights(tmp_path / "later") == weights(output / "compressed-tensors")
 
 
@@ -104,7 +104,7 @@ def test_formats_of_vllm_are_exported_unchanged(compressed, tmp_path):
 def test_codes_become_the_same_weights_in_gguf(bits, kind, compressed, tmp_path):
     gguf = pytest.importorskip("gguf")
     output = compressed("wide llama", ratio=None, method="rtn", code_bits=bits)
-    made = export_artifact(output / "factored", tmp_path / "later", "gguf")
+    made = export_artifact(output / "rocket", tmp_path / "later", "gguf")
     assert made.stored_bytes == (tmp_path / "later" / "model.gguf").stat().st_size
     dense = load_file(output / "dense" / "model.safetensors")
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "later" / "model.gguf").tensors}
@@ -127,7 +127,7 @@ def test_codes_become_the_same_weights_in_gguf(bits, kind, compressed, tmp_path)
 def test_what_a_format_does_not_hold_is_refused(kind, settings, reason, compressed, tmp_path):
     output = compressed("wide llama", **settings)
     with pytest.raises(UnsupportedExportError, match=reason) as error:
-        export_artifact(output / "factored", tmp_path / "later", kind)
+        export_artifact(output / "rocket", tmp_path / "later", kind)
     assert "rocket compress ORIGINAL OUT" in str(error.value)
     assert not [*tmp_path.iterdir()]
 
@@ -138,27 +138,27 @@ def test_an_interrupted_export_leaves_nothing(compressed, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export_artifact(compressed("llama") / "factored", tmp_path / "later", "dense", on_step=stop)
+        export_artifact(compressed("llama") / "rocket", tmp_path / "later", "dense", on_step=stop)
     assert not [*tmp_path.iterdir()]
 
 
 def test_folders_that_are_no_artifact_are_named(compressed, tmp_path):
     output = compressed("llama")
-    with pytest.raises(ModelNotFoundError, match=r"did you mean .*factored"):
+    with pytest.raises(ModelNotFoundError, match=r"did you mean .*rocket"):
         export_artifact(output, tmp_path / "later", "dense")
     with pytest.raises(InvalidConfigError, match="names no stored layers"):
         export_artifact(output / "dense", tmp_path / "later", "dense")
     with pytest.raises(ModelNotFoundError, match="is not a folder"):
         export_artifact(tmp_path / "nowhere", tmp_path / "later", "dense")
     with pytest.raises(InvalidConfigError, match="exists already"):
-        export_artifact(output / "factored", output, "dense")
+        export_artifact(output / "rocket", output, "dense")
 
 
 def test_a_damaged_artifact_is_refused(compressed, tmp_path):
     output = compressed("llama")
     folder = tmp_path / "damaged"
     folder.mkdir()
-    for file in (output / "factored").iterdir():
+    for file in (output / "rocket").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     config = json.loads((folder / "config.json").read_text())
     entries = config["quantization_config"]["layers"]
@@ -173,7 +173,7 @@ def test_an_artifact_without_report_is_exported_without_card(compressed, tmp_pat
     output = compressed("llama")
     folder = tmp_path / "bare"
     folder.mkdir()
-    for file in (output / "factored").iterdir():
+    for file in (output / "rocket").iterdir():
         if file.name not in {"README.md", "report.json", "report.html"}:
             (folder / file.name).write_bytes(file.read_bytes())
     export_artifact(folder, tmp_path / "later", "dense")

@@ -29,7 +29,7 @@ for family in sys.argv[2:]:
     with torch.no_grad():
         torch.save(model(ids).logits, root / family / "logits.pt")
     try:
-        AutoModelForCausalLM.from_pretrained(root / family / "factored")
+        AutoModelForCausalLM.from_pretrained(root / family / "rocket")
     except RuntimeError as error:
         answer[family] = str(error)
 assert "rocket_core" not in sys.modules
@@ -41,7 +41,7 @@ def test_without_the_import_only_factored_models_fail(artifacts, tmp_path):
     torch.save(INPUT_IDS, tmp_path / "ids.pt")
     expected = {}
     for family, (model, folder) in artifacts.items():
-        model.save_pretrained(tmp_path / family / "factored")
+        model.save_pretrained(tmp_path / family / "rocket")
         dense = load(folder).dequantize()
         dense.save_pretrained(tmp_path / family / "dense")
         expected[family] = logits(dense)

@@ -38,7 +38,7 @@ def text(tmp_path):
 def settings(text):
     calibration = {"dataset": str(text), "samples": 4, "sequence_length": 16}
     return compression_config(
-        ratio=0.3, calibration=calibration, preset="paper", cap_slack=0.01, export=("factored", "dense")
+        ratio=0.3, calibration=calibration, preset="paper", cap_slack=0.01, export=("rocket", "dense")
     )
 
 
@@ -106,7 +106,7 @@ def test_exported_settings_refer_to_no_code(model, settings, tmp_path):
         build(model)
     edit_json(model / "generation_config.json", custom_generate="org/name")
     compress(str(model), tmp_path / "output", settings)
-    for kind in ("factored", "dense"):
+    for kind in ("rocket", "dense"):
         for file in ("config.json", "tokenizer_config.json", "generation_config.json"):
             exported = (tmp_path / "output" / kind / file).read_text()
             assert json.loads(exported)

@@ -47,7 +47,7 @@ def settings(text):
         calibration = {"dataset": str(text), "samples": 12, "sequence_length": 32}
         small = {"ratio": RATIO, "calibration": calibration, "preset": "paper", "cap_slack": 0.01}
         if "engine" not in changes:
-            small["export"] = ("factored", "dense")
+            small["export"] = ("rocket", "dense")
         return compression_config(**(small | changes))
 
     return make

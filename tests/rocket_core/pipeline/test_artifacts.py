@@ -26,9 +26,9 @@ def load(folder, **kwargs):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_factored_artifact_computes_what_its_factors_do(family, finished, model_folder):
+def test_the_rocket_artifact_computes_what_its_factors_do(family, finished, model_folder):
     output, report = finished(family)
-    tensors = load_file(output / "factored" / "model.safetensors")
+    tensors = load_file(output / "rocket" / "model.safetensors")
     factors = {}
     for layer in report.layers:
         if layer.kind == "factored":
@@ -43,7 +43,7 @@ def test_the_factored_artifact_computes_what_its_factors_do(family, finished, mo
             )
     assert len(factors) >= len(report.layers) / 2
     in_memory = attach_factors(load(model_folder(family)), factors)
-    assert torch.equal(logits(load(output / "factored")), logits(in_memory))
+    assert torch.equal(logits(load(output / "rocket")), logits(in_memory))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -54,10 +54,10 @@ def test_dense_export_is_the_dequantized_model_under_stock_names(family, finishe
     assert {key: value.shape for key, value in dense.state_dict().items()} == {
         key: value.shape for key, value in original.state_dict().items()
     }
-    dequantized = load(output / "factored").dequantize()
+    dequantized = load(output / "rocket").dequantize()
     for key, value in dense.state_dict().items():
         assert torch.equal(value, dequantized.state_dict()[key]), key
-    torch.testing.assert_close(logits(dense), logits(load(output / "factored")), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(logits(dense), logits(load(output / "rocket")), rtol=1e-3, atol=1e-3)
     config = json.loads((output / "dense" / "config.json").read_text())
     assert config == json.loads((model_folder(family) / "config.json").read_text())
 
@@ -67,7 +67,7 @@ def test_untouched_tensors_are_byte_identical(family, finished, model_folder):
     output, report = finished(family)
     source = load_file(model_folder(family) / "model.safetensors")
     changed = {layer.name for layer in report.layers if layer.kind == "factored"}
-    for kind in ("factored", "dense"):
+    for kind in ("rocket", "dense"):
         written = load_file(output / kind / "model.safetensors")
         for key, tensor in source.items():
             if not any(f"{name}.weight".endswith(key) for name in changed):
@@ -82,10 +82,10 @@ def test_the_report_matches_the_files(family, finished, model_folder):
     for export in report.exports:
         files = (output / export.folder).glob("*.safetensors")
         assert export.stored_bytes == sum(file.stat().st_size for file in files)
-    factored = next(export for export in report.exports if export.kind == "factored")
+    factored = next(export for export in report.exports if export.kind == "rocket")
     assert report.totals.stored_bytes == factored.stored_bytes < report.totals.dense_bytes
     assert report.totals.dense_bytes == (model_folder(family) / "model.safetensors").stat().st_size
-    tensors = load_file(output / "factored" / "model.safetensors")
+    tensors = load_file(output / "rocket" / "model.safetensors")
     for layer in report.layers:
         names = [
             key
@@ -128,8 +128,8 @@ def test_reported_errors_match_the_written_weights(finished, model_folder):
 
 def test_all_files_a_model_needs_are_written_and_no_others(finished):
     output, report = finished("llama")
-    assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.html", "report.json"]
-    for kind in ("factored", "dense"):
+    assert sorted(path.name for path in output.iterdir()) == ["dense", "report.html", "report.json", "rocket"]
+    for kind in ("rocket", "dense"):
         names = {path.name for path in (output / kind).iterdir()}
         assert {
             "config.json",
@@ -145,12 +145,12 @@ def test_all_files_a_model_needs_are_written_and_no_others(finished):
         card = (output / kind / "README.md").read_text()
         assert "base_model: llama" in card
         assert f"{report.totals.kept_parameters:,}" in card
-    assert "import rocket_core.hf" in (output / "factored" / "README.md").read_text()
+    assert "import rocket_core.hf" in (output / "rocket" / "README.md").read_text()
 
 
 def test_the_requested_dtype_is_stored(tmp_path, model_folder, settings):
     report = compress(str(model_folder("llama")), tmp_path / "out", settings(dtype="bfloat16"))
-    for kind in ("factored", "dense"):
+    for kind in ("rocket", "dense"):
         tensors = load_file(tmp_path / "out" / kind / "model.safetensors")
         assert {tensor.dtype for tensor in tensors.values()} <= {torch.bfloat16, torch.uint8}
         assert load(tmp_path / "out" / kind).dtype == torch.bfloat16
@@ -159,9 +159,9 @@ def test_the_requested_dtype_is_stored(tmp_path, model_folder, settings):
 
 def test_small_shards_give_the_same_model(tmp_path, model_folder, settings, finished):
     compress(str(model_folder("llama")), tmp_path / "out", settings(max_shard_bytes=20_000))
-    folder = tmp_path / "out" / "factored"
+    folder = tmp_path / "out" / "rocket"
     assert len(list(folder.glob("*.safetensors"))) > 3
-    assert torch.equal(logits(load(folder)), logits(load(finished("llama")[0] / "factored")))
+    assert torch.equal(logits(load(folder)), logits(load(finished("llama")[0] / "rocket")))
 
 
 def test_only_the_requested_export_is_written(tmp_path, model_folder, settings):
@@ -174,7 +174,7 @@ def test_ignored_layers_are_unchanged(tmp_path, model_folder, settings):
     report = compress(str(model_folder("llama")), tmp_path / "out", settings(ignore=("*.down_proj",)))
     assert not any("down_proj" in layer.name for layer in report.layers)
     assert report.skipped == {f"model.layers.{i}.mlp.down_proj": "ignored by '*.down_proj'" for i in range(2)}
-    original, written = load(model_folder("llama")), load(tmp_path / "out" / "factored")
+    original, written = load(model_folder("llama")), load(tmp_path / "out" / "rocket")
     for i in range(2):
         name = f"model.layers.{i}.mlp.down_proj.weight"
         assert torch.equal(original.get_parameter(name), written.get_parameter(name))
@@ -183,7 +183,7 @@ def test_ignored_layers_are_unchanged(tmp_path, model_folder, settings):
 def test_ratio_zero_leaves_the_model_unchanged(tmp_path, model_folder, settings):
     report = compress(str(model_folder("llama")), tmp_path / "out", settings(ratio=0.0))
     assert all(layer.kind == "dense" for layer in report.layers)
-    assert torch.equal(logits(load(tmp_path / "out" / "factored")), logits(load(model_folder("llama"))))
+    assert torch.equal(logits(load(tmp_path / "out" / "rocket")), logits(load(model_folder("llama"))))
 
 
 def test_objective_whitened_gives_the_lower_output_error(tmp_path, model_folder, settings, finished):
@@ -195,7 +195,7 @@ def test_objective_whitened_gives_the_lower_output_error(tmp_path, model_folder,
 
 
 def test_builtin_calibration_needs_no_file(tmp_path, model_folder):
-    config = compression_config(ratio=0.3, calibration={"samples": 4, "sequence_length": 32}, export=("factored",))
+    config = compression_config(ratio=0.3, calibration={"samples": 4, "sequence_length": 32}, export=("rocket",))
     # Folders may be text.
     report = compress(str(model_folder("llama")), str(tmp_path / "out"), config)
     assert report.calibration.dataset == "builtin"

@@ -126,7 +126,7 @@ def exported(tmp_path_factory, model_folder, settings):
             }
             monitor = silent_monitor(run)
             with monitor.stage("exporting"):
-                folders = {kind: write_export(run, work, kind, layers, monitor) for kind in ("factored", "dense")}
+                folders = {kind: write_export(run, work, kind, layers, monitor) for kind in ("rocket", "dense")}
             names = {name: run.disk_name(name) for name in layers}
             work.release()
             made[family, make_factors] = folders, factors, layers, names, outcomes
@@ -150,24 +150,22 @@ class TestEveryKind:
     def test_it_computes_what_the_factors_do_in_memory(self, family, make_factors, exported, model_folder):
         folders, factors, *_ = exported(family, make_factors)
         in_memory = attach_factors(AutoModelForCausalLM.from_pretrained(model_folder(family)), factors)
-        assert torch.equal(logits(load_unpacked(folders["factored"])), logits(in_memory))
+        assert torch.equal(logits(load_unpacked(folders["rocket"])), logits(in_memory))
 
     def test_files_equal_those_written_by_saving(self, family, make_factors, exported, model_folder, tmp_path):
         folders, factors, *_ = exported(family, make_factors)
         attach_factors(AutoModelForCausalLM.from_pretrained(model_folder(family)), factors).save_pretrained(tmp_path)
-        written, saved = (load_file(folder / "model.safetensors") for folder in (folders["factored"], tmp_path))
+        written, saved = (load_file(folder / "model.safetensors") for folder in (folders["rocket"], tmp_path))
         assert written.keys() == saved.keys()
         assert all(torch.equal(written[key], saved[key]) for key in written)
-        written, saved = (
-            json.loads((folder / "config.json").read_text()) for folder in (folders["factored"], tmp_path)
-        )
+        written, saved = (json.loads((folder / "config.json").read_text()) for folder in (folders["rocket"], tmp_path))
         assert written["quantization_config"] == saved["quantization_config"]
         assert written["quantization_config"]["format_version"] == (2 if make_factors is mixed_factors else 3)
 
     def test_the_dense_export_is_the_dequantized_model(self, family, make_factors, exported):
         folders, *_ = exported(family, make_factors)
         dense = AutoModelForCausalLM.from_pretrained(folders["dense"])
-        dequantized = AutoModelForCausalLM.from_pretrained(folders["factored"]).dequantize()
+        dequantized = AutoModelForCausalLM.from_pretrained(folders["rocket"]).dequantize()
         assert dense.state_dict().keys() == dequantized.state_dict().keys()
         for key, value in dense.state_dict().items():
             assert torch.equal(value, dequantized.state_dict()[key]), key
@@ -175,7 +173,7 @@ class TestEveryKind:
 
     def test_the_bytes_formula_equals_the_written_bytes(self, family, make_factors, exported):
         folders, _, layers, names, _ = exported(family, make_factors)
-        tensors = load_file(folders["factored"] / "model.safetensors")
+        tensors = load_file(folders["rocket"] / "model.safetensors")
         for name, layer in layers.items():
             parts = (f"{names[name]}.{part}" for part in PARTS)
             assert layer.stored_bytes == sum(tensors[key].nbytes for key in parts if key in tensors), name

@@ -102,11 +102,11 @@ def test_the_walk_matches_the_whole_model(family, folder, recordings, settings):
 
 @pytest.mark.parametrize("family", sweep(FAMILIES[:1], soak=FAMILIES[1:]))
 def test_a_model_is_compressed_for_audio_and_text(family, folder, recordings, settings, tmp_path):
-    config = settings(preset="fast", kinds=("factored",), calibration=on(recordings), export=("factored",))
+    config = settings(preset="fast", kinds=("factored",), calibration=on(recordings), export=("rocket",))
     report = compress(str(folder(family)), tmp_path / "out", config)
     assert report.calibration.kind == "text and audio"
     assert all(layer.achieved_error < 1 for layer in report.layers)
-    card = (tmp_path / "out" / "factored" / "README.md").read_text()
+    card = (tmp_path / "out" / "rocket" / "README.md").read_text()
     assert "calibrated on 5 texts with audio of `spoken.jsonl`" in card
 
 

@@ -171,7 +171,7 @@ def test_a_model_found_earlier_gives_the_same_result(tmp_path, model_folder, set
     report = compress(source, tmp_path / "out", settings(), download=download)
     folder, expected = finished("llama")
     assert report.fingerprint == expected.fingerprint
-    for name in ("factored/model.safetensors", "dense/model.safetensors", "factored/config.json"):
+    for name in ("rocket/model.safetensors", "dense/model.safetensors", "rocket/config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes(), name
     assert [stage.name for stage in report.stages] == ["downloading", *(stage.name for stage in expected.stages)]
     assert report.stages[0].seconds == 1.5

@@ -61,7 +61,7 @@ def dtype_of(folder):
 def test_half_precision_runs_in_float32_on_a_cpu(half, settings, tmp_path, dtypes, changes):
     compress(str(half[0]), tmp_path / "out", settings(device="cpu", **changes))
     assert dtypes == {torch.float32}
-    for export in ("factored", "dense"):
+    for export in ("rocket", "dense"):
         stored = load_file(tmp_path / "out" / export / "model.safetensors")
         assert {tensor.dtype for tensor in stored.values()} <= {dtype_of(half[0]), torch.uint8}
 
@@ -71,7 +71,7 @@ def test_results_equal_those_of_the_same_numbers_in_float32(half, settings, tmp_
         compress(
             str(folder), tmp_path / name, settings(device="cpu", dtype=str(dtype_of(half[0])).removeprefix("torch."))
         )
-    one, other = (load_file(tmp_path / name / "factored" / "model.safetensors") for name in ("half", "single"))
+    one, other = (load_file(tmp_path / name / "rocket" / "model.safetensors") for name in ("half", "single"))
     assert one.keys() == other.keys()
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 

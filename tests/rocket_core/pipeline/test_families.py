@@ -37,7 +37,7 @@ def settings_of(text):
         return compression_config(
             ratio=RATIO,
             calibration=calibration | {"dataset": read},
-            **({"preset": "paper", "cap_slack": 0.01, "export": ("factored", "dense")} | changes),
+            **({"preset": "paper", "cap_slack": 0.01, "export": ("rocket", "dense")} | changes),
         )
 
     return make
@@ -67,10 +67,10 @@ def outputs(model):
 
 
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
-def test_the_factored_artifact_computes_what_its_factors_do(family, compressed, model_folder):
+def test_the_rocket_artifact_computes_what_its_factors_do(family, compressed, model_folder):
     output, report = compressed(family)
     assert report.model_class == type(ALL_FAMILIES[family]()).__name__
-    stored, info = load(output / "factored", report, output_loading_info=True)
+    stored, info = load(output / "rocket", report, output_loading_info=True)
     assert not any(info.values())
     original = load(model_folder(family), report)
     factors = {}
@@ -96,7 +96,7 @@ def test_the_dense_export_has_stock_names_and_the_same_outputs(family, compresse
     assert {key: value.shape for key, value in dense.items()} == {key: value.shape for key, value in source.items()}
     config = json.loads((output / "dense" / "config.json").read_text())
     assert config == json.loads((model_folder(family) / "config.json").read_text())
-    exports = [outputs(load(output / kind, report)) for kind in ("dense", "factored")]
+    exports = [outputs(load(output / kind, report)) for kind in ("dense", "rocket")]
     torch.testing.assert_close(*exports, rtol=1e-3, atol=1e-3)
     base = AutoModel.from_pretrained(output / "dense")
     assert base.base_model_prefix == load(output / "dense", report).base_model_prefix
@@ -135,7 +135,7 @@ def test_the_report_describes_the_calibration_data(family, compressed, text):
 
 def test_the_card_shows_how_to_load_and_names_synthetic_data(compressed):
     output, _ = compressed("vit")
-    for kind in ("factored", "dense"):
+    for kind in ("rocket", "dense"):
         card = (output / kind / "README.md").read_text()
         assert "from transformers import AutoImageProcessor, ViTForImageClassification\n" in card
         assert "calibrated on 12 images of `synthetic` (seed 0)" in card

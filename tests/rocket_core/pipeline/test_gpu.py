@@ -21,7 +21,7 @@ def test_an_accelerator_gives_the_same_result_as_the_cpu(family, tmp_path, model
     for device in ("cpu", torch.accelerator.current_accelerator().type):
         output = tmp_path / device
         reports[device] = compress(str(model_folder(family)), output, settings(device=device, precision="float64"))
-        model = AutoModelForCausalLM.from_pretrained(output / "factored")
+        model = AutoModelForCausalLM.from_pretrained(output / "rocket")
         with torch.no_grad():
             logits[device] = model(tokens).logits
     (cpu, gpu), (cpu_logits, gpu_logits) = reports.values(), logits.values()

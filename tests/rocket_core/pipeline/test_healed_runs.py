@@ -47,7 +47,7 @@ def runs(request, tmp_path_factory, model_folder, healing):
     points = []
     within = compress(model, folder / "within", config, observer=Watch(on_healing=points.append))
     compress(model, folder / "before", config.model_copy(update={"heal_tokens": None}))
-    afterwards = heal(folder / "before", folder / "after", config.healing, model=model, exports=("factored", "dense"))
+    afterwards = heal(folder / "before", folder / "after", config.healing, model=model, exports=("rocket", "dense"))
     return folder, within, afterwards, points, config
 
 
@@ -57,11 +57,11 @@ def weights(folder):
 
 def test_the_artifact_is_that_of_healing_afterwards(runs):
     folder, within, afterwards, points, _ = runs
-    assert weights(folder / "within" / "factored") == weights(folder / "after" / "factored")
-    assert weights(folder / "within" / "factored") != weights(folder / "before" / "factored")
+    assert weights(folder / "within" / "rocket") == weights(folder / "after" / "rocket")
+    assert weights(folder / "within" / "rocket") != weights(folder / "before" / "rocket")
     assert within.healing == afterwards
     assert tuple(points) == afterwards.curve
-    assert within.totals.stored_bytes == (folder / "before" / "factored" / "model.safetensors").stat().st_size
+    assert within.totals.stored_bytes == (folder / "before" / "rocket" / "model.safetensors").stat().st_size
     names = [stage.name for stage in within.stages]
     assert names.index("factorizing") < names.index("healing") < names.index("exporting")
 
@@ -106,7 +106,7 @@ def test_killed_twice_it_ends_with_the_same_bytes(tmp_path, runs, model_folder):
     )
     assert resumed == points
     assert report.healing == whole.healing
-    for export in ("factored", "dense"):
+    for export in ("rocket", "dense"):
         assert weights(tmp_path / "out" / export) == weights(folder / "within" / export)
 
 
@@ -137,7 +137,7 @@ def test_a_cancelled_run_resumes_at_its_checkpoint(tmp_path, runs, model_folder)
     assert resumed == points
     assert 0 < len(set(steps)) < report.healing.steps
     assert report.healing == whole.healing
-    for export in ("factored", "dense"):
+    for export in ("rocket", "dense"):
         assert weights(tmp_path / export) == weights(folder / "within" / export)
 
 
@@ -168,7 +168,7 @@ def test_too_little_memory_is_refused_before_work_starts(tmp_path, model_folder,
         compress(str(model_folder("llama")), tmp_path, healing())
 
 
-def test_engines_without_factored_artifacts_are_refused(settings):
+def test_engines_without_rocket_artifacts_are_refused(settings):
     with pytest.raises(InvalidConfigError, match="heal_tokens"):
         settings(heal_tokens=1000, engine="llama.cpp", preset="fast")
 

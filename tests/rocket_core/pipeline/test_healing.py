@@ -20,6 +20,7 @@ from rocket_core.healing import schedule
 from rocket_core.hf import attach_factors
 from rocket_core.models.architecture import build_architecture
 from rocket_core.pipeline import heal, requirements
+from rocket_core.pipeline.artifact import open_artifact
 from rocket_core.pipeline.stages.healing.plan import plan_healing
 from tests.reference.factored_models import coded_values, mixed_factors, quantized_factors
 from tests.reference.observers import Watch
@@ -27,7 +28,7 @@ from tests.reference.tiny_models import save_tiny_model
 
 KINDS = {"factors": mixed_factors, "codes": quantized_factors, "codes of factors": coded_values}
 CONFIG = healing_config(tokens=16384, sequence_length=16, device="cpu")
-BOTH = ("factored", "dense")
+BOTH = ("rocket", "dense")
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +59,10 @@ def test_supports_codes_and_bytes_do_not_change(tmp_path, artifact_of, original,
     artifact = artifact_of(kind)
     report = heal(artifact, tmp_path, CONFIG, model=str(original))
     assert not (tmp_path / "dense").exists()
-    before, after = (load_file(folder / "model.safetensors") for folder in (artifact, tmp_path / "factored"))
-    sizes = [(folder / "model.safetensors").stat().st_size for folder in (artifact, tmp_path / "factored")]
+    before, after = (load_file(folder / "model.safetensors") for folder in (artifact, tmp_path / "rocket"))
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (artifact, tmp_path / "rocket")]
     assert sizes[0] == sizes[1]
-    assert (artifact / "config.json").read_bytes() == (tmp_path / "factored" / "config.json").read_bytes()
+    assert (artifact / "config.json").read_bytes() == (tmp_path / "rocket" / "config.json").read_bytes()
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         assert (tensor.dtype, tensor.shape) == (after[name].dtype, after[name].shape)
@@ -73,7 +74,7 @@ def test_supports_codes_and_bytes_do_not_change(tmp_path, artifact_of, original,
 
 def test_the_dense_export_has_the_healed_weights(healed):
     _, output, _ = healed
-    factored, dense = (AutoModelForCausalLM.from_pretrained(output / kind) for kind in ("factored", "dense"))
+    factored, dense = (AutoModelForCausalLM.from_pretrained(output / kind) for kind in ("rocket", "dense"))
     tokens = torch.arange(8)[None]
     torch.testing.assert_close(dense(tokens).logits, factored(tokens).logits, rtol=1e-4, atol=1e-5)
     assert not hasattr(dense.config, "quantization_config")
@@ -93,9 +94,9 @@ def test_an_artifact_that_only_gets_worse_is_left_as_it_is(tmp_path, artifact_of
     artifact = artifact_of("factors")
     # Steps uphill; large ones downhill end in NaN on some processors, and in a better artifact on others.
     monkeypatch.setattr(schedule.Schedule, "rate", lambda self, step: -1.0)
-    report = heal(artifact, tmp_path, CONFIG, model=str(original), exports=("factored",))
+    report = heal(artifact, tmp_path, CONFIG, model=str(original), exports=("rocket",))
     assert report.kept_step == 0
-    files = [folder / "model.safetensors" for folder in (artifact, tmp_path / "factored")]
+    files = [folder / "model.safetensors" for folder in (artifact, tmp_path / "rocket")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
@@ -146,8 +147,13 @@ def test_the_original_must_be_named_without_a_report(tmp_path, healed):
 
 
 def test_a_dense_model_is_no_artifact(tmp_path, original):
-    with pytest.raises(CheckpointFormatError, match="factored"):
+    with pytest.raises(CheckpointFormatError, match="rocket"):
         heal(original, tmp_path, CONFIG, model=str(original))
+
+
+def test_the_folder_of_an_earlier_version_is_found(tmp_path, healed):
+    (tmp_path / "factored").symlink_to(healed[0], target_is_directory=True)
+    assert open_artifact(tmp_path).model.path == healed[0].resolve()
 
 
 def test_too_little_memory_for_both_models_is_refused(tmp_path, healed, original, monkeypatch):

@@ -83,12 +83,12 @@ def test_the_walk_matches_the_whole_model(family, folder, images, settings):
 
 @pytest.mark.parametrize("family", KEPT)
 def test_a_model_is_compressed_for_images_and_text(family, folder, images, settings, tmp_path):
-    config = settings(preset="fast", kinds=("factored",), calibration=on(images), export=("factored",))
+    config = settings(preset="fast", kinds=("factored",), calibration=on(images), export=("rocket",))
     report = compress(str(folder(family)), tmp_path / "out", config)
     assert report.calibration.kind == "text and images"
     assert report.calibration.tokens == sum(len(ids[0]) for ids in _tokens(folder(family), config))
     assert all(layer.achieved_error < 1 for layer in report.layers)
-    card = (tmp_path / "out" / "factored" / "README.md").read_text()
+    card = (tmp_path / "out" / "rocket" / "README.md").read_text()
     assert "AutoModelForImageTextToText, AutoProcessor" in card
     assert "calibrated on 7 texts with images of `captions.jsonl`" in card
 
@@ -97,14 +97,14 @@ def test_a_model_is_compressed_for_images_and_text(family, folder, images, setti
 def test_a_decoder_is_refined_for_images_and_text(family, folder, images, settings, tmp_path):
     # What is held out is trained on as well, so that a few samples suffice.
     images.write_text(4 * images.read_text())
-    changes = {"sensitivity_samples": 2, "kinds": ("factored",), "ratio": 0.5, "export": ("factored",)}
+    changes = {"sensitivity_samples": 2, "kinds": ("factored",), "ratio": 0.5, "export": ("rocket",)}
     config = settings(preset="max", calibration=on(images, samples=28), **changes)
     report = compress(str(folder(family)), tmp_path / "out", config)
     assert report.calibration.kind == "text and images"
     assert len(report.refinement) == len({layer.name.rsplit(".", 2)[0] for layer in report.layers})
     assert all(block.error_after <= block.error_before for block in report.refinement)
     assert any(block.error_after < 0.95 * block.error_before for block in report.refinement)
-    refined = AutoModelForImageTextToText.from_pretrained(tmp_path / "out" / "factored")
+    refined = AutoModelForImageTextToText.from_pretrained(tmp_path / "out" / "rocket")
     batch = next(_inputs(folder(family), config).batches(1, refined.device, torch.float32))
     with torch.no_grad():
         assert refined(**batch).logits.isfinite().all()

@@ -18,7 +18,7 @@ def test_a_size_below_the_embedding_is_reached(family, settings, tmp_path):
     size = round(0.45 * sum(len(data) for data in file_bytes(tmp_path / "model").values()))
     chosen = settings(ratio=None, target_bytes=size, preset="fast", sensitivity_samples=4)
     compress(str(tmp_path / "model"), tmp_path / "out", chosen)
-    folder = tmp_path / "out" / "factored"
+    folder = tmp_path / "out" / "rocket"
     assert 0.9 * size < sum(len(data) for data in file_bytes(folder).values()) <= size
     loaded = load_masked(folder, dtype=torch.float32)
     assert type(loaded.get_input_embeddings()) is QuantizedEmbedding

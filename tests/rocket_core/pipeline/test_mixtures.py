@@ -68,9 +68,9 @@ class TestEveryFamily:
         assert kept <= report.allocation.budget <= (1 - RATIO) * total
         assert len([layer for layer in of_experts if layer.kind != "dense"]) >= len(of_experts) / 2
 
-    def test_the_factored_artifact_equals_the_dense_one(self, family, compressed, mixture):
+    def test_the_rocket_artifact_equals_the_dense_one(self, family, compressed, mixture):
         output, _ = compressed(family)
-        stored, info = AutoModelForCausalLM.from_pretrained(output / "factored", output_loading_info=True)
+        stored, info = AutoModelForCausalLM.from_pretrained(output / "rocket", output_loading_info=True)
         assert not any(info.values())
         assert has_unfused(stored)
         dense = AutoModelForCausalLM.from_pretrained(output / "dense")
@@ -94,7 +94,7 @@ class TestEveryFamily:
 
     def test_dequantizing_equals_the_dense_export(self, family, compressed, tmp_path):
         output, _ = compressed(family)
-        AutoModelForCausalLM.from_pretrained(output / "factored").dequantize().save_pretrained(tmp_path)
+        AutoModelForCausalLM.from_pretrained(output / "rocket").dequantize().save_pretrained(tmp_path)
         found, dense = (load_file(folder / "model.safetensors") for folder in (tmp_path, output / "dense"))
         assert found.keys() == dense.keys()
         assert all(torch.equal(value, dense[key]) for key, value in found.items())
@@ -103,12 +103,12 @@ class TestEveryFamily:
 @pytest.mark.parametrize("family", KEPT)
 def test_the_artifact_takes_the_bytes_asked_for(family, mixture, settings, tmp_path):
     size = sum(file.stat().st_size for file in mixture(family).glob("*.safetensors")) * 6 // 10
-    config = settings(preset="fast", ratio=None, target_bytes=size, export=("factored",))
+    config = settings(preset="fast", ratio=None, target_bytes=size, export=("rocket",))
     report = compress(str(mixture(family)), tmp_path, config)
-    files = sum(file.stat().st_size for file in (tmp_path / "factored").glob("*.safetensors"))
+    files = sum(file.stat().st_size for file in (tmp_path / "rocket").glob("*.safetensors"))
     assert 0.97 * size <= files <= size
     assert report.exports[0].stored_bytes == files
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "factored")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "rocket")
     assert torch.isfinite(logits(loaded)).all()
 
 
@@ -132,12 +132,12 @@ def test_a_stopped_run_ends_with_identical_bytes(family, tmp_path, mixture, sett
 
 
 def test_ignored_experts_keep_their_weights(tmp_path, mixture, settings):
-    config = settings(ignore=("*.experts.*",), export=("factored", "dense"))
+    config = settings(ignore=("*.experts.*",), export=("rocket", "dense"))
     report = compress(str(mixture("gpt_oss")), tmp_path, config)
     assert not [layer for layer in report.layers if ".experts." in layer.name]
     assert len(report.skipped) == 2 * 3 * EXPERTS
     source = load_file(mixture("gpt_oss") / "model.safetensors")
-    for kind in ("factored", "dense"):
+    for kind in ("rocket", "dense"):
         stored = load_file(tmp_path / kind / "model.safetensors")
         fused = [key for key in source if ".experts." in key]
         assert all(torch.equal(stored[key], source[key]) for key in fused)
@@ -254,7 +254,7 @@ def test_all_tokens_reach_all_experts_if_asked_to(tmp_path, mixture, settings):
     tokens, routed = {}, {}
     for everywhere in (False, True):
         found = []
-        config = settings(preset="fast", export=("factored",), calibrate_all_experts=everywhere)
+        config = settings(preset="fast", export=("rocket",), calibrate_all_experts=everywhere)
         folder = tmp_path / str(everywhere)
         report = compress(
             str(mixture("mixtral")),

@@ -38,7 +38,7 @@ def test_every_layer_has_the_format_and_the_artifact_loads(family, sequential, m
     assert report.totals.achieved_ratio == 0
     stored = sum(layer.stored_bytes for layer in report.layers)
     assert report.allocation.kept == report.allocation.budget == stored
-    files = load_file(tmp_path / "out" / "factored" / "model.safetensors")
+    files = load_file(tmp_path / "out" / "rocket" / "model.safetensors")
     assert sum(name.endswith(".weight_scale") for name in files) == len(report.layers)
 
 
@@ -46,7 +46,7 @@ def test_both_exports_compute_the_same(model_folder, one_format, tmp_path):
     compress(str(model_folder("llama")), tmp_path / "out", one_format(code_bits=4))
     tokens = torch.arange(24)[None] % 300
     factored, dense = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / "out" / export) for export in ("factored", "dense")
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out" / export) for export in ("rocket", "dense")
     )
     with torch.no_grad():
         torch.testing.assert_close(factored(tokens).logits, dense(tokens).logits, rtol=1e-4, atol=1e-4)

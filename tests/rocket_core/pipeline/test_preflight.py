@@ -212,7 +212,7 @@ def test_the_estimate_covers_what_a_run_takes(model, settings):
 def test_tensors_of_an_unknown_dtype_are_copied(model, tmp_path, settings):
     add_raw_tensor(model, "model.extra.scale", "F4", [8], b"\x12\x34\x56\x78")
     compress(str(model), tmp_path / "out", settings())
-    for kind in ("factored", "dense"):
+    for kind in ("rocket", "dense"):
         entries = {entry.key: entry for entry in read_header(tmp_path / "out" / kind / "model.safetensors")}
         assert b"".join(entries["model.extra.scale"].chunks()) == b"\x12\x34\x56\x78"
 
@@ -249,7 +249,7 @@ def test_layers_stored_in_a_wider_dtype_are_counted_as_stored(model, tmp_path, s
     edit_weights(model, mix)
     edit_config(model, dtype="bfloat16")
     report = compress(str(model), tmp_path / "out", settings(ratio=0.05))
-    tensors = load_file(tmp_path / "out" / "factored" / "model.safetensors")
+    tensors = load_file(tmp_path / "out" / "rocket" / "model.safetensors")
     assert tensors["model.norm.weight"].dtype == torch.float32
     layer = next(layer for layer in report.layers if layer.name.endswith("0.self_attn.k_proj"))
     stored = [value.nbytes for key, value in tensors.items() if key.startswith(f"{layer.name}.")]
@@ -274,7 +274,7 @@ def test_weights_of_other_tools_are_ignored(model, tmp_path, settings):
     save_file({"adapter": torch.ones(3)}, model / "adapter_model.safetensors")
     (model / "consolidated.safetensors").write_bytes((model / "model.safetensors").read_bytes())
     compress(str(model), tmp_path / "out", settings())
-    assert "adapter" not in load_file(tmp_path / "out" / "factored" / "model.safetensors")
+    assert "adapter" not in load_file(tmp_path / "out" / "rocket" / "model.safetensors")
 
 
 def test_a_layer_without_activity_is_named(model, tmp_path, settings):

@@ -7,7 +7,7 @@ from rocket_core.pipeline import ProfileCache, compress, profile_model
 from rocket_core.pipeline.block_walk import BlockWalk
 from tests.reference.observers import Watch
 
-FAST = {"preset": "fast", "sensitivity_samples": 4, "export": ("factored",), "cap_slack": 0.01}
+FAST = {"preset": "fast", "sensitivity_samples": 4, "export": ("rocket",), "cap_slack": 0.01}
 
 
 @pytest.fixture

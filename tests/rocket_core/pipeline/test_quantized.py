@@ -61,13 +61,13 @@ def test_the_budget_is_kept_and_the_artifact_loads(quantized, choice, family):
     stored = sum(layer.stored_bytes for layer in report.layers)
     assert 0.18 * dense <= stored <= (1 - RATIO) * dense
     assert report.bits_per_weight == pytest.approx(32 * stored / dense)
-    assert f"in {32 * stored / dense:.2f} bits per weight" in (output / "factored" / "README.md").read_text()
+    assert f"in {32 * stored / dense:.2f} bits per weight" in (output / "rocket" / "README.md").read_text()
     for layer in report.layers:
         assert layer.bits_per_weight == pytest.approx(8 * layer.stored_bytes / (layer.d_in * layer.d_out))
         assert layer.kind != "quantized" or layer.bits is not None
         assert layer.bits is None or layer.kind in {"quantized", "low_rank"}
         assert layer.kind not in CODE_KINDS or (layer.nnz, layer.rank, layer.sparsity) == (None, None, None)
-    files = load_file(output / "factored" / "model.safetensors")
+    files = load_file(output / "rocket" / "model.safetensors")
     scales = [name for name in files if name.endswith(".weight_scale")]
     coded = [layer for layer in report.layers if layer.kind in CODE_KINDS or layer.bits is not None]
     assert len(scales) == len(coded)
@@ -77,7 +77,7 @@ def test_the_budget_is_kept_and_the_artifact_loads(quantized, choice, family):
 def test_both_exports_compute_the_same(quantized, choice):
     output, _ = quantized(choice, "llama")
     tokens = torch.arange(24)[None] % 300
-    factored, dense = (AutoModelForCausalLM.from_pretrained(output / export) for export in ("factored", "dense"))
+    factored, dense = (AutoModelForCausalLM.from_pretrained(output / export) for export in ("rocket", "dense"))
     with torch.no_grad():
         torch.testing.assert_close(factored(tokens).logits, dense(tokens).logits, rtol=1e-4, atol=1e-4)
 
@@ -104,7 +104,7 @@ def test_a_cancelled_run_resumes_to_the_same_bytes(model_folder, quantizing, qua
         except CompressionCancelledError:
             cancelled += 1
     assert cancelled >= 2
-    for export in ("factored", "dense"):
+    for export in ("rocket", "dense"):
         name = f"{export}/model.safetensors"
         assert (parts / name).read_bytes() == (whole / name).read_bytes()
 
@@ -125,7 +125,7 @@ def test_at_equal_bytes_quantized_models_lose_less(model_folder, settings, text,
     losses = {}
     for kinds in (BYTES["kinds"], ("low_rank", "factored", "shared", "sparse")):
         compress(str(model_folder("llama")), tmp_path / str(kinds), settings(**BYTES | {"kinds": kinds, "ratio": 0.6}))
-        found = evaluate_text(tmp_path / str(kinds) / "factored", text, sequence_length=32, limit=8, device="cpu")
+        found = evaluate_text(tmp_path / str(kinds) / "rocket", text, sequence_length=32, limit=8, device="cpu")
         losses[kinds] = found.negative_log_likelihood
     dense = evaluate_text(model_folder("llama"), text, sequence_length=32, limit=8, device="cpu")
     quantized, others = (abs(loss - dense.negative_log_likelihood) for loss in losses.values())

@@ -26,7 +26,7 @@ KINDS = {
 def refining(settings, text):
     def make(**changes):
         calibration = {"dataset": str(text), "samples": 64, "sequence_length": 64}
-        small = {"preset": "max", "sensitivity_samples": 4, "export": ("factored",), "calibration": calibration}
+        small = {"preset": "max", "sensitivity_samples": 4, "export": ("rocket",), "calibration": calibration}
         return settings(**(small | changes))
 
     return make
@@ -70,7 +70,7 @@ def test_sizes_stay_and_no_block_gets_worse(outputs, case):
         assert any(block.error_after < 0.95 * block.error_before for block in refined.refinement)
     bytes_of = [sum(layer.stored_bytes for layer in report.layers) for report in (plain, refined)]
     assert bytes_of[1] <= (bytes_of[0] if case == "parameters" else refined.allocation.budget)
-    first, last = tensors_of(before / "factored"), tensors_of(after / "factored")
+    first, last = tensors_of(before / "rocket"), tensors_of(after / "rocket")
     assert first.keys() == last.keys()
     assert {name: tensor.dtype for name, tensor in first.items()} == {n: tensor.dtype for n, tensor in last.items()}
     changed = {name.rpartition(".")[2] for name in first if not same(first[name], last[name])}
@@ -84,7 +84,7 @@ def test_sizes_stay_and_no_block_gets_worse(outputs, case):
 def test_supports_and_scales_stay_in_a_block(outputs, case):
     # Later blocks are compressed for the outputs of the first, which refinement changes.
     (before, _), (after, _) = outputs(case)
-    first, last = tensors_of(before / "factored"), tensors_of(after / "factored")
+    first, last = tensors_of(before / "rocket"), tensors_of(after / "rocket")
     kept = ("weight_mask",) if case == "parameters" else ("weight_mask", "weight_scale")
     names = [name for name in first if ".layers.0." in name and name.endswith(kept)]
     assert names
@@ -97,7 +97,7 @@ def same(left, right):
 
 def test_reports_have_the_bytes_in_the_files(outputs):
     for folder, report in outputs("file"):
-        tensors = tensors_of(folder / "factored")
+        tensors = tensors_of(folder / "rocket")
         for layer in report.layers:
             if layer.kind != "dense":
                 own = [tensor for name, tensor in tensors.items() if name.rpartition(".")[0] == layer.name]
@@ -114,7 +114,7 @@ def test_bytes_that_refinement_leaves_are_noted(tmp_path, model_folder, refining
 
 def test_norms_outside_of_blocks_are_left_alone(outputs):
     (before, _), (after, _) = outputs("parameters")
-    first, last = tensors_of(before / "factored"), tensors_of(after / "factored")
+    first, last = tensors_of(before / "rocket"), tensors_of(after / "rocket")
     assert torch.equal(first["model.norm.weight"], last["model.norm.weight"])
     assert torch.equal(first["model.embed_tokens.weight"], last["model.embed_tokens.weight"])
     assert not torch.equal(

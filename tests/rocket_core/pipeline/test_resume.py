@@ -47,10 +47,10 @@ def test_cancelled_anywhere_it_resumes_to_the_same_bytes(
         output = tmp_path / str(step)
         with pytest.raises(CompressionCancelledError, match="resume"):
             compress(str(model_folder("llama")), output, settings(), observer=Watch(should_cancel=cancel_at(step)))
-        assert not (output / "factored").exists()
+        assert not (output / "rocket").exists()
         compress(str(model_folder("llama")), output, settings(), resume=True)
         assert fingerprint(output) == expected, step
-        assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.html", "report.json"]
+        assert sorted(path.name for path in output.iterdir()) == ["dense", "report.html", "report.json", "rocket"]
 
 
 @pytest.mark.parametrize("kills", sweep([((0.4, 0.75),)], soak=[((0.15, 0.4, 0.6, 0.75),)]))
@@ -202,7 +202,7 @@ def test_killed_while_publishing_it_resumes(tmp_path, model_folder, settings, fi
         patch.setattr(Path, "replace", die_at_the_second)
         with pytest.raises(KeyboardInterrupt):
             compress(str(model_folder("llama")), tmp_path / "out", settings())
-    assert (tmp_path / "out" / "factored").is_dir()
+    assert (tmp_path / "out" / "rocket").is_dir()
     with pytest.raises(InvalidConfigError, match="resume"):
         compress(str(model_folder("llama")), tmp_path / "out", settings())
     compress(str(model_folder("llama")), tmp_path / "out", settings(), resume=True)
@@ -235,7 +235,7 @@ def test_resuming_counts_the_disk_already_used(tmp_path, model_folder, settings,
 def test_a_finished_run_on_another_text_is_not_reused(tmp_path, model_folder, settings, text):
     copy = tmp_path / "text.jsonl"
     copy.write_bytes(text.read_bytes())
-    config = settings(calibration={"dataset": str(copy), "samples": 12, "sequence_length": 32}, export=("factored",))
+    config = settings(calibration={"dataset": str(copy), "samples": 12, "sequence_length": 32}, export=("rocket",))
     compress(str(model_folder("llama")), tmp_path / "out", config)
     copy.write_text(copy.read_text().replace("rocket", "kettle"))
     with pytest.raises(InvalidConfigError, match="another compression"):

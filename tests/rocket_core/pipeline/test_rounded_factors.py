@@ -34,21 +34,19 @@ def test_factors_of_codes_are_stored_and_load(made, sequential):
     output, report = made(sequential=sequential)
     factored = {layer.name for layer in report.layers if layer.kind == "low_rank" and layer.bits == 3}
     assert factored
-    files = load_file(output / "factored" / "model.safetensors")
+    files = load_file(output / "rocket" / "model.safetensors")
     for layer in report.layers:
         stored = {name: tensor for name, tensor in files.items() if name.startswith(f"{layer.name}.")}
         assert layer.stored_bytes == sum(tensor.nbytes for tensor in stored.values())
         assert (f"{layer.name}.weight_u_scale" in stored) == (layer.name in factored)
     bits = 8 * sum(layer.stored_bytes for layer in report.layers)
     assert bits <= BITS * sum(layer.d_in * layer.d_out for layer in report.layers)
-    table = json.loads((output / "factored" / "config.json").read_text())["quantization_config"]
+    table = json.loads((output / "rocket" / "config.json").read_text())["quantization_config"]
     assert table["format_version"] == 3
     assert {name for name, entry in table["layers"].items() if "rank" in entry} == factored
     tokens = torch.arange(24)[None] % 300
     with torch.no_grad():
-        found = [
-            AutoModelForCausalLM.from_pretrained(output / export)(tokens).logits for export in ("factored", "dense")
-        ]
+        found = [AutoModelForCausalLM.from_pretrained(output / export)(tokens).logits for export in ("rocket", "dense")]
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
 
@@ -63,4 +61,4 @@ def test_the_bytes_of_the_file_are_known_beforehand(made, monkeypatch):
     monkeypatch.setattr("rocket_core.pipeline.run.spare_bytes", record)
     output, report = made()
     assert any(layer.kind == "low_rank" and layer.bits == 3 for layer in report.layers)
-    assert expected == [(output / "factored" / "model.safetensors").stat().st_size]
+    assert expected == [(output / "rocket" / "model.safetensors").stat().st_size]

@@ -56,7 +56,7 @@ def test_headers_and_run_agree(family, tmp_path, settings):
 
 def test_a_run_warns_before_it_starts_and_reports_it(model_folder, settings, tmp_path):
     told = []
-    config = settings(ignore=("*.mlp.*",), export=("factored",))
+    config = settings(ignore=("*.mlp.*",), export=("rocket",))
     report = compress(str(model_folder("llama")), tmp_path / "out", config, observer=Watch(on_warning=told.append))
     assert told == [report.coverage.warning]
     assert "fewer ignored layers (" in told[0]

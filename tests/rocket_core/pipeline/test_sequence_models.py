@@ -80,8 +80,8 @@ def test_a_size_below_the_table_is_reached(family, within, dense_folder):
     size = PART * size_of(dense_folder(family))
     assert report.tables == TABLES[family]
     assert not report.skipped
-    assert 0.9 * size < size_of(output / "factored") <= size
-    loaded = load_sequence_model(output / "factored")
+    assert 0.9 * size < size_of(output / "rocket") <= size
+    loaded = load_sequence_model(output / "rocket")
     assert type(loaded.get_submodule(TABLES[family][0])) is QuantizedEmbedding
 
 
@@ -89,9 +89,9 @@ def test_a_size_below_the_table_is_reached(family, within, dense_folder):
 @pytest.mark.parametrize("family", TABLES)
 def test_outputs_are_those_of_the_dense_export(family, keep_packed, within):
     output, _ = within(family)
-    config = AutoConfig.from_pretrained(output / "factored")
+    config = AutoConfig.from_pretrained(output / "rocket")
     config.quantization_config["keep_packed"] = keep_packed
-    loaded = load_sequence_model(output / "factored", dtype=torch.float32, config=config)
+    loaded = load_sequence_model(output / "rocket", dtype=torch.float32, config=config)
     dense = load_sequence_model(output / "dense", dtype=torch.float32)
     expected = sequence_logits(dense, family)
     if keep_packed and family in ("t5", "mt5"):
@@ -124,7 +124,7 @@ def test_a_cancelled_run_resumes_to_the_same_bytes(sequential, within, dense_fol
         except CompressionCancelledError:
             cancelled += 1
     assert cancelled >= 4
-    name = "factored/model.safetensors"
+    name = "rocket/model.safetensors"
     assert (tmp_path / "parts" / name).read_bytes() == (whole / name).read_bytes()
 
 
@@ -158,8 +158,8 @@ def test_it_diverges_less_than_uniform_bits_at_equal_bytes(family, bits, dense_f
     config = settings(ratio=None, target_bytes=size, preset="fast", sensitivity_samples=8)
     report = compress(str(dense_folder(family)), tmp_path / "out", config)
     assert report.tables == TABLES[family]
-    assert size_of(tmp_path / "out" / "factored") <= size
-    found = load_sequence_model(tmp_path / "out" / "factored", dtype=torch.float32)
+    assert size_of(tmp_path / "out" / "rocket") <= size
+    found = load_sequence_model(tmp_path / "out" / "rocket", dtype=torch.float32)
     rounded = load_sequence_model(tmp_path / "uniform", dtype=torch.float32)
     ours, other = (divergence(original, model, text) for model in (found, rounded))
     assert ours < 0.6 * other
@@ -177,7 +177,7 @@ def test_experts_in_lists_are_compressed_for_the_same_tokens(family, dense_folde
     assert not any("router" in name for name in (*report.skipped, *(layer.name for layer in report.layers)))
     # With rows of other tokens, targets would be far from the weights.
     assert all(layer.achieved_error < 2 * layer.reconstruction_error + 0.05 for layer in experts)
-    found = load_sequence_model(tmp_path / "out" / "factored", dtype=torch.float32)
+    found = load_sequence_model(tmp_path / "out" / "rocket", dtype=torch.float32)
     dense = load_sequence_model(tmp_path / "out" / "dense", dtype=torch.float32)
     expected = sequence_logits(dense, family)
     torch.testing.assert_close(sequence_logits(found, family), expected, rtol=1e-2, atol=1e-2)
@@ -188,7 +188,7 @@ def test_blocks_that_look_at_weights_are_refined(dense_folder, settings, tmp_pat
     how = {"preset": "max", "budget": "bytes", "ratio": 0.7, "sensitivity_samples": 4}
     report = compress(str(dense_folder(family)), tmp_path / "out", settings(**how))
     assert report.refinement is not None
-    found = load_sequence_model(tmp_path / "out" / "factored", dtype=torch.float32)
+    found = load_sequence_model(tmp_path / "out" / "rocket", dtype=torch.float32)
     dense = load_sequence_model(tmp_path / "out" / "dense", dtype=torch.float32)
     expected = sequence_logits(dense, family)
     torch.testing.assert_close(sequence_logits(found, family), expected, rtol=1e-2, atol=1e-2)
@@ -198,7 +198,7 @@ def test_a_decoder_starts_with_the_token_that_generation_does(dense_folder, sett
     folder = dense_folder("t5gemma")
     assert not hasattr(AutoConfig.from_pretrained(folder), "decoder_start_token_id")
     compress(str(folder), tmp_path / "out", settings(preset="fast", ratio=0.3))
-    loaded = load_sequence_model(tmp_path / "out" / "factored")
+    loaded = load_sequence_model(tmp_path / "out" / "rocket")
     assert loaded.generate(**inputs_of("t5gemma"), max_new_tokens=4).shape == (2, 5)
 
 

@@ -52,7 +52,7 @@ def save(tmp_path):
 
 
 def sized(settings, size, **changes):
-    engine = {"export": ("factored",)} if "engine" not in changes else {"export": ("compressed-tensors",)}
+    engine = {"export": ("rocket",)} if "engine" not in changes else {"export": ("compressed-tensors",)}
     own = {"ratio": None, "target_bytes": size, "preset": "fast", "sensitivity_samples": 2}
     return settings(**(own | engine | changes))
 

@@ -58,13 +58,13 @@ def run(tmp_path, model_folder, settings):
 )
 def test_stored_layers_stay_just_within_the_bits(run, family, bits, changes):
     output, report = run(bits, family, **changes)
-    stored, parameters = bits_of(output / "factored", report)
+    stored, parameters = bits_of(output / "rocket", report)
     # Candidates of layers this small are far apart.
     assert 0.94 * bits * parameters < stored <= bits * parameters
     assert report.bits_per_weight == stored / parameters
     assert (report.settings.bits, report.settings.ratio, report.settings.target_bytes) == (bits, None, None)
     assert report.allocation.measure == "bytes"
-    assert f"target {bits} bits per weight" in (output / "factored" / "README.md").read_text()
+    assert f"target {bits} bits per weight" in (output / "rocket" / "README.md").read_text()
     assert CompressionReport.model_validate_json((output / "report.json").read_bytes()) == report
 
 

@@ -40,12 +40,12 @@ def test_factored_files_stay_just_within_the_size(run, model_folder, family, par
     compressible = sum(layer.stored_bytes for layer in report.layers)
     target = whole - round(part * compressible)
     output, report = run(target, family, include=())
-    written = size_of(output / "factored")
+    written = size_of(output / "rocket")
     # Candidates of layers this small are far apart: at most one more step would fit.
     assert 0.985 * target <= written <= target
     assert (report.settings.target_bytes, report.settings.ratio) == (target, None)
     assert report.allocation.measure == "bytes"
-    assert f"target size {target:,} bytes" in (output / "factored" / "README.md").read_text()
+    assert f"target size {target:,} bytes" in (output / "rocket" / "README.md").read_text()
     assert CompressionReport.model_validate_json((output / "report.json").read_bytes()) == report
 
 
@@ -61,7 +61,7 @@ def test_the_bytes_of_files_are_known_beforehand(run, model_folder, monkeypatch,
     monkeypatch.setattr(profile, "fill_size", fill_and_record)
     output, report = run(round(0.85 * size_of(model_folder("llama"))), kinds=kinds, max_shard_bytes=20_000)
     assert any(layer.kind != "dense" for layer in report.layers)
-    assert expected == [size_of(output / "factored")]
+    assert expected == [size_of(output / "rocket")]
 
 
 def test_entropy_coded_files_stay_just_within_the_size(run, model_folder):
@@ -69,7 +69,7 @@ def test_entropy_coded_files_stay_just_within_the_size(run, model_folder):
     output, report = run(target, kinds=("entropy_coded",), max_shard_bytes=20_000, sequential=True)
     assert {layer.kind for layer in report.layers} >= {"entropy_coded"}
     # Streams of layers this small change by some bytes at once.
-    assert 0.995 * target <= size_of(output / "factored") <= target
+    assert 0.995 * target <= size_of(output / "rocket") <= target
 
 
 def test_a_size_is_filled_although_headers_grow(monkeypatch):
@@ -90,10 +90,10 @@ def test_a_size_is_filled_although_headers_grow(monkeypatch):
 def test_shards_and_another_dtype_are_counted(run, model_folder):
     target = round(0.4 * size_of(model_folder("llama")))
     output, report = run(target, dtype="bfloat16", max_shard_bytes=4000)
-    files = list((output / "factored").glob("*.safetensors"))
+    files = list((output / "rocket").glob("*.safetensors"))
     assert len(files) > 4
-    assert 0.8 * target < size_of(output / "factored") <= target
-    assert report.exports[0].stored_bytes == size_of(output / "factored")
+    assert 0.8 * target < size_of(output / "rocket") <= target
+    assert report.exports[0].stored_bytes == size_of(output / "rocket")
 
 
 def test_a_size_reuses_the_profile_of_a_ratio_of_bytes(run, tmp_path, model_folder, settings, monkeypatch):
@@ -102,7 +102,7 @@ def test_a_size_reuses_the_profile_of_a_ratio_of_bytes(run, tmp_path, model_fold
     compress(str(model_folder("llama")), tmp_path / "first", first, profiles=profile_cache)
     monkeypatch.setattr(BlockWalk, "statistics", lambda *_args, **_options: pytest.fail("calibrated again"))
     output, _report = run(round(0.7 * size_of(model_folder("llama"))), profiles=profile_cache)
-    assert size_of(output / "factored") <= round(0.7 * size_of(model_folder("llama")))
+    assert size_of(output / "rocket") <= round(0.7 * size_of(model_folder("llama")))
 
 
 def test_an_unreachable_size_is_refused_before_calibration(run, model_folder, monkeypatch):

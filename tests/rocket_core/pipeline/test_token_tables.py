@@ -76,7 +76,7 @@ class TestSize:
         assert report.tables == TABLES[family]
         layers = {layer.name: layer for layer in report.layers}
         assert [layer.name for layer in report.layers[len(report.layers) - len(report.tables) :]] == [*report.tables]
-        assert size_of(output / "factored") <= part * size_of(model_folder(family))
+        assert size_of(output / "rocket") <= part * size_of(model_folder(family))
         for name in TABLES[family]:
             assert layers[name].kind == "quantized"
             assert layers[name].achieved_error == pytest.approx(layers[name].reconstruction_error, rel=0.5)
@@ -97,7 +97,7 @@ class TestSize:
         with torch.no_grad():
             found = [
                 loader.from_pretrained(output / export)(tokens, output_hidden_states=True).hidden_states[-1]
-                for export in ("factored", "dense")
+                for export in ("rocket", "dense")
             ]
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
@@ -130,14 +130,14 @@ class TestSize:
             except CompressionCancelledError:
                 cancelled += 1
         assert cancelled >= 4
-        for export in ("factored", "dense"):
+        for export in ("rocket", "dense"):
             name = f"{export}/model.safetensors"
             assert (parts / name).read_bytes() == (whole / name).read_bytes()
 
     def test_statistics_that_do_not_fit_are_collected_again(self, within, finished_within):
         stored, _ = finished_within("llama", 0.25, False)
         collected, _ = within("llama", 0.25, output="again", statistics_quota_bytes=0)
-        name = "factored/model.safetensors"
+        name = "rocket/model.safetensors"
         assert (collected / name).read_bytes() == (stored / name).read_bytes()
 
 
@@ -147,7 +147,7 @@ class TestOtherTargets:
         assert report.tables == ()
         assert not {layer.name for layer in report.layers} & {*TABLES["llama"]}
         stored, original = (
-            load_file(folder / "model.safetensors") for folder in (tmp_path / "out" / "factored", model_folder("llama"))
+            load_file(folder / "model.safetensors") for folder in (tmp_path / "out" / "rocket", model_folder("llama"))
         )
         for name in TABLES["llama"]:
             assert torch.equal(stored[f"{name}.weight"], original[f"{name}.weight"])
@@ -164,7 +164,7 @@ class TestOtherTargets:
     def test_a_size_can_leave_embeddings_alone(self, within, model_folder):
         output, report = within("llama", 0.7, include=())
         assert report.tables == ()
-        table = json.loads((output / "factored" / "config.json").read_text())["quantization_config"]["layers"]
+        table = json.loads((output / "rocket" / "config.json").read_text())["quantization_config"]["layers"]
         assert table.keys().isdisjoint(TABLES["llama"])
 
     def test_parameters_never_touch_embeddings(self, model_folder, settings):

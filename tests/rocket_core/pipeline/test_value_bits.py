@@ -43,7 +43,7 @@ def test_the_same_numbers_are_kept_in_fewer_bits(made, run):
     for bits, (output, report) in outputs.items():
         for layer, before in zip(report.layers, whole.layers, strict=True):
             assert (layer.kind, layer.rank, layer.kept_parameters) == (before.kind, before.rank, before.kept_parameters)
-        tensors = load_file(output / "factored" / "model.safetensors")
+        tensors = load_file(output / "rocket" / "model.safetensors")
         for layer in report.layers:
             stored = [tensor for name, tensor in tensors.items() if name.startswith(f"{layer.name}.")]
             assert layer.stored_bytes == sum(tensor.nbytes for tensor in stored), layer.name
@@ -55,7 +55,7 @@ def test_the_same_numbers_are_kept_in_fewer_bits(made, run):
     ]
     # The model is stored in float32; masks stay.
     assert sizes[0] > 2.5 * sizes[1] > 3.5 * sizes[2]
-    table = json.loads((outputs[4][0] / "factored" / "config.json").read_text())["quantization_config"]
+    table = json.loads((outputs[4][0] / "rocket" / "config.json").read_text())["quantization_config"]
     assert table["format_version"] == 3
     assert {entry["bits"] for entry in table["layers"].values()} == {4}
 
@@ -67,9 +67,7 @@ def test_both_exports_compute_the_same(made, family, bits):
     output, _ = made(bits, family, **FAST)
     tokens = torch.arange(24)[None] % 300
     with torch.no_grad():
-        found = [
-            AutoModelForCausalLM.from_pretrained(output / export)(tokens).logits for export in ("factored", "dense")
-        ]
+        found = [AutoModelForCausalLM.from_pretrained(output / export)(tokens).logits for export in ("rocket", "dense")]
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
 

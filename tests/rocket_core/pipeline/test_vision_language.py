@@ -101,9 +101,9 @@ class TestEveryFamily:
         kept = sum(layer.kept_parameters for layer in report.layers)
         assert kept <= report.allocation.budget <= (1 - RATIO) * sum(x.d_in * x.d_out for x in report.layers)
 
-    def test_the_factored_artifact_equals_its_factors(self, family, compressed, folder):
+    def test_the_rocket_artifact_equals_its_factors(self, family, compressed, folder):
         output, report = compressed(family)
-        stored, info = load(output / "factored", output_loading_info=True)
+        stored, info = load(output / "rocket", output_loading_info=True)
         assert not any(info.values())
         factors = factors_of(stored, report)
         assert len(factors) >= len(report.layers) / 3
@@ -120,7 +120,7 @@ class TestEveryFamily:
         towers = [key for key in source if any(part in key for part in ("vis", "audio", "encoder"))]
         assert towers
         assert all(torch.equal(dense[key], source[key]) for key in towers)
-        models = [load(output / kind) for kind in ("factored", "dense")]
+        models = [load(output / kind) for kind in ("rocket", "dense")]
         torch.testing.assert_close(*map(logits, models), rtol=1e-3, atol=1e-3)
         if family != "vibevoice":  # It generates audio.
             tokens = [model.generate(inputs()[:1, :8], max_new_tokens=6, do_sample=False) for model in models]
@@ -130,7 +130,7 @@ class TestEveryFamily:
 
     def test_dequantizing_equals_the_dense_export(self, family, compressed, tmp_path):
         output, _ = compressed(family)
-        load(output / "factored").dequantize().save_pretrained(tmp_path)
+        load(output / "rocket").dequantize().save_pretrained(tmp_path)
         found, dense = (load_file(path / "model.safetensors") for path in (tmp_path, output / "dense"))
         assert found.keys() == dense.keys()
         assert all(torch.equal(value, dense[key]) for key, value in found.items())
@@ -185,14 +185,14 @@ def test_a_stopped_run_ends_with_identical_bytes(family, tmp_path, folder, setti
 def test_a_size_may_be_met_with_embedding_and_head(tmp_path, folder, settings):
     for family in ("qwen3_vl", "qwen2_vl"):
         size = sum(file.stat().st_size for file in folder(family).glob("*.safetensors")) * 6 // 10
-        config = settings(preset="fast", cap_slack=0.0, ratio=None, target_bytes=size, export=("factored",))
+        config = settings(preset="fast", cap_slack=0.0, ratio=None, target_bytes=size, export=("rocket",))
         report = compress(str(folder(family)), tmp_path / family, config)
         assert report.tables[0] == "model.language_model.embed_tokens"
         assert 0.9 * size <= report.exports[0].stored_bytes <= size
-        assert torch.isfinite(logits(load(tmp_path / family / "factored"))).all()
+        assert torch.isfinite(logits(load(tmp_path / family / "rocket"))).all()
 
 
 def test_the_card_shows_how_to_load_it(compressed):
     output, _ = compressed("qwen2_vl")
-    card = (output / "factored" / "README.md").read_text()
+    card = (output / "rocket" / "README.md").read_text()
     assert "from transformers import AutoModelForImageTextToText, AutoTokenizer\n" in card

@@ -133,7 +133,7 @@ class TestEveryFamily:
 
     def test_the_artifact_loads_and_generates_alike(self, family, compressed, folder, vision):
         output, report = compressed(family)
-        models = [load(output / kind) for kind in ("factored", "dense")]
+        models = [load(output / kind) for kind in ("rocket", "dense")]
         _, inputs = opened(folder(family), vision())
         sample = batches(inputs)[0]
         with torch.no_grad():
@@ -151,7 +151,7 @@ class TestEveryFamily:
 
     def test_dequantizing_equals_the_dense_export(self, family, compressed, tmp_path):
         output, _ = compressed(family)
-        load(output / "factored").dequantize().save_pretrained(tmp_path)
+        load(output / "rocket").dequantize().save_pretrained(tmp_path)
         found, dense = (load_file(path / "model.safetensors") for path in (tmp_path, output / "dense"))
         assert found.keys() == dense.keys()
         assert all(torch.equal(value, dense[key]) for key, value in found.items())
@@ -251,7 +251,7 @@ def test_the_blocks_of_a_tower_are_refined(folder, vision, tmp_path):
 
 def test_a_size_is_met_with_tower_and_embeddings(folder, vision, tmp_path):
     size = sum(file.stat().st_size for file in folder("qwen3_vl").glob("*.safetensors")) * 7 // 10
-    config = vision(ratio=None, target_bytes=size, cap_slack=0.0, export=("factored",))
+    config = vision(ratio=None, target_bytes=size, cap_slack=0.0, export=("rocket",))
     report = compress(str(folder("qwen3_vl")), tmp_path / "out", config)
     assert report.tables == ("model.language_model.embed_tokens",)
     assert 0.9 * size <= report.exports[0].stored_bytes <= size

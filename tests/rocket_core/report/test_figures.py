@@ -101,7 +101,7 @@ def test_a_frontier_adds_the_size_of_the_whole_model():
 
 def measured(size, *, before=None, after=None, **difference):
     evaluation = EvaluationReport(
-        export="factored",
+        export="rocket",
         dataset="builtin",
         windows=1,
         sequence_length=8,

@@ -29,7 +29,7 @@ def test_memory_is_that_of_the_weights_where_it_is_known(weights, value, detail)
     before, after = (None if each is None else each * 10**6 for each in weights)
     models = (
         model_speed(weights_bytes=before),
-        model_speed("factored", memory_bytes=9_000_000, weights_bytes=after),
+        model_speed("rocket", memory_bytes=9_000_000, weights_bytes=after),
     )
     report = report_of_layers().model_copy(update={"speed": speed_report(models=models)})
     memory = next(headline for headline in headlines(report) if headline.name == "Memory")

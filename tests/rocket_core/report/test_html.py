@@ -72,7 +72,7 @@ def test_a_report_without_layers_or_evaluation_is_rendered():
 
 
 def test_speed_is_a_table_if_it_was_measured():
-    speed = speed_report(model_speed("factored", generation_rate=75, generation_ratio=1.5))
+    speed = speed_report(model_speed("rocket", generation_rate=75, generation_ratio=1.5))
     text = render_report(empty_report().model_copy(update={"speed": speed}))
     assert "<h2>Speed</h2>" in text
     assert '<td class="number">75 (1.50x)</td>' in text

@@ -42,7 +42,7 @@ def test_a_compression_shows_sizes_speed_and_time():
     shown = Cells(compression_html(report))
     assert shown.captions[1:] == ["Files", f"Speed: {speed.conditions}"]
     assert shown.captions[0].startswith(report.model)
-    assert ["factored", "832 bytes"] in shown.rows
+    assert ["rocket", "832 bytes"] in shown.rows
     assert [row[0] for row in shown.rows[:3]] == ["Size", "Quality", "Time"]
     assert Cells(speed_html(speed)).rows[1][0] == "original"
 
@@ -88,7 +88,7 @@ def test_words_are_aligned_to_the_left_and_numbers_to_the_right():
 
 def test_an_evaluation_has_a_column_for_each_model():
     alone = EvaluationResult(
-        model="out/factored",
+        model="out/rocket",
         file_bytes=832,
         text="mine.txt",
         sequence_length=8,
@@ -100,7 +100,7 @@ def test_an_evaluation_has_a_column_for_each_model():
         device="cpu",
         dtype="float32",
     )
-    assert Cells(alone._repr_html_()).rows == [["", "out/factored"], ["file", "832 bytes"], ["perplexity", "2.718"]]
+    assert Cells(alone._repr_html_()).rows == [["", "out/rocket"], ["file", "832 bytes"], ["perplexity", "2.718"]]
     before = ModelQuality(negative_log_likelihood=0.5, perplexity=1.649)
     compared = alone.model_copy(
         update={
@@ -111,7 +111,7 @@ def test_an_evaluation_has_a_column_for_each_model():
         }
     )
     assert Cells(compared._repr_html_()).rows == [
-        ["", "original", "out/factored"],
+        ["", "original", "out/rocket"],
         ["file", "1.00 kB", "832 bytes"],
         ["perplexity", "1.649", "2.718"],
         ["KL divergence, nats per token", "", "0.5000"],

@@ -31,7 +31,7 @@ def test_a_slow_round_does_not_change_the_ratio():
 def test_rows_have_figures_and_ratios():
     artifact = model_speed(
         "artifact",
-        form="factored",
+        form="rocket",
         packing="packed",
         stored_bytes=1_000_000,
         memory_bytes=5_000_000,

@@ -49,7 +49,7 @@ class TestMeasurement:
 
         assert [(model.name, model.form, model.runtime) for model in report.models] == [
             ("original", "dense", "transformers"),
-            ("artifact", "factored", "transformers"),
+            ("artifact", "rocket", "transformers"),
             ("model.gguf", "gguf", "llama.cpp"),
         ]
         assert report.unmeasured == ()

@@ -30,7 +30,7 @@ def test_a_checkpoint_is_dense(model):
     assert subject.stored_bytes == (model / "model.safetensors").stat().st_size
 
 
-@pytest.mark.parametrize(("method", "form", "packing"), [("rocket", "factored", "packed"), ("gptq", "gptq", "default")])
+@pytest.mark.parametrize(("method", "form", "packing"), [("rocket", "rocket", "packed"), ("gptq", "gptq", "default")])
 def test_quantized_folders_are_named_by_their_method(model, tmp_path, method, form, packing):
     subject = find_subject(quantized(model, tmp_path / "it", method), "it", "packed")
 

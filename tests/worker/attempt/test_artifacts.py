@@ -24,7 +24,7 @@ def kept(tmp_path):
 def evaluation(prompts):
     answer = ComparedAnswer(prompt="p", is_chat=False, before=(TOKEN,) * 512, after=("e",), first_difference=0)
     return EvaluationReport(
-        export="factored",
+        export="rocket",
         dataset="builtin",
         windows=1,
         sequence_length=2,

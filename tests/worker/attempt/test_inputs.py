@@ -86,7 +86,7 @@ def test_a_hub_model_is_downloaded_with_progress(hub, submit_with, attempt, mess
 def test_the_result_of_a_hub_model_is_healed_at_its_commit(hub, submit_with, attempt, database, messages):
     compressed = attempt(submit_with())
     with database.transaction() as session:
-        healed = sources.find_source(session, "local", compressed.id, "factored")
+        healed = sources.find_source(session, "local", compressed.id, "rocket")
         request = JobRequest.model_validate(compressed.request)
         wanted = HealingRequest(tokens=4000).job_request(compressed.id, request, healed.revision)
         job_id = jobs.create_job(session, wanted, max_attempts=1).job.id

@@ -107,9 +107,9 @@ def test_a_successful_job_publishes_only_its_results(quick, attempt, published, 
     expected = {
         "report.json",
         "report.html",
-        "factored/model.safetensors",
-        "factored/config.json",
-        "factored/README.md",
+        "rocket/model.safetensors",
+        "rocket/config.json",
+        "rocket/README.md",
     }
     assert expected <= set(files)
     assert len(stored()) == len(files)
@@ -121,7 +121,7 @@ def test_a_successful_job_publishes_only_its_results(quick, attempt, published, 
         assert [name for name, _ in outputs.list_allocation(session, quick)] == [layer.name for layer in layers]
         types = {row.name: row.media_type for row in outputs.list_artifacts(session, job)}
     assert report == CompressionReport.model_validate_json(files["report.json"])
-    assert types["factored/model.safetensors"] == "application/vnd.safetensors"
+    assert types["rocket/model.safetensors"] == "application/vnd.safetensors"
     assert types["report.json"] == "application/json"
     told = messages(quick)
     assert told[:3] == ["queued", "running", "preflight"]
@@ -153,7 +153,7 @@ def test_a_job_publishes_to_s3(configure, model, submit, claim, database, look, 
     assert (job.status, job.error) == ("succeeded", None)
     with database.snapshot() as session:
         rows = outputs.list_artifacts(session, job)
-    assert {"report.json", "factored/model.safetensors"} <= {row.name for row in rows}
+    assert {"report.json", "rocket/model.safetensors"} <= {row.name for row in rows}
     assert bucket.names() == sorted(f"rocket/test/artifacts/{row.storage_key}" for row in rows)
     for row in rows:
         content = bucket.read(f"rocket/test/artifacts/{row.storage_key}")
@@ -403,7 +403,7 @@ def test_a_commit_without_response_keeps_the_artifacts(quick, settings, attempt,
         attempt(quick, own_database=unacknowledged)
     unacknowledged.close()
     assert look(quick).status == "succeeded"
-    assert "factored/model.safetensors" in published(quick)
+    assert "rocket/model.safetensors" in published(quick)
 
 
 @pytest.mark.parametrize("fault", ["fence", "parent"])

@@ -68,17 +68,17 @@ def test_an_earlier_artifact_is_fetched_once_while_it_exists(
     def fetch(store):
         shares = []
         options = {"before_each": shares.append}
-        return fetch_earlier_artifact(database, store, look(job_id), "factored", tmp_path, **options), shares
+        return fetch_earlier_artifact(database, store, look(job_id), "rocket", tmp_path, **options), shares
 
     folder, shares = fetch(open_store(settings))
-    fetched = {f"factored/{file.name}": file.read_bytes() for file in folder.iterdir()}
-    assert fetched == {name: data for name, data in published(source.id).items() if name.startswith("factored/")}
+    fetched = {f"rocket/{file.name}": file.read_bytes() for file in folder.iterdir()}
+    assert fetched == {name: data for name, data in published(source.id).items() if name.startswith("rocket/")}
     assert shares[0] == 0
     assert shares == sorted(shares)
     assert fetch(None)[0] == folder
 
     with database.transaction() as session:
-        session.get(Artifact, (source.id, "factored/config.json")).storage_key = None
+        session.get(Artifact, (source.id, "rocket/config.json")).storage_key = None
     with pytest.raises(ArtifactExpiredError, match="compress again"):
         fetch(None)
     with database.transaction() as session, pytest.raises(ConflictError, match="works on the result"):

@@ -62,7 +62,7 @@ def expected(finished, published, tmp_path):
     for name, content in published(finished).items():
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "source" / name).write_bytes(content)
-    export_artifact(tmp_path / "source" / "factored", tmp_path / EXPORT, EXPORT)
+    export_artifact(tmp_path / "source" / "rocket", tmp_path / EXPORT, EXPORT)
     return {f"{EXPORT}/{file.name}": file.read_bytes() for file in (tmp_path / EXPORT).iterdir()}
 
 
@@ -87,7 +87,7 @@ def test_it_does_not_need_the_original(finished, export, attempt, settings, subm
 def test_a_format_that_cannot_hold_it_ends_with_the_reason(finished, export, attempt):
     job = attempt(export(finished, to="gguf"))
     assert (job.status, job.error["code"]) == ("failed", "unsupported_export")
-    assert job.error["message"].startswith("the earlier result/factored cannot be written exactly as gguf: ")
+    assert job.error["message"].startswith("the earlier result/rocket cannot be written exactly as gguf: ")
 
 
 @pytest.mark.parametrize("moment", sweep(["pipeline.later_export.write_report"], soak=["exports.conversion._describe"]))

@@ -74,7 +74,7 @@ def test_a_result_is_healed_by_a_later_job(finished, heal, attempt, database, pu
     assert {name: len(text) for name, text in weights(before).items()} == {
         name: len(text) for name, text in weights(after).items()
     }
-    assert before["factored/model.safetensors"] != after["factored/model.safetensors"]
+    assert before["rocket/model.safetensors"] != after["rocket/model.safetensors"]
     report = report_of(database, job)
     assert report.healing.divergence_after < report.healing.divergence_before
     assert curve_of(database, healed) == report.healing.curve
@@ -89,7 +89,7 @@ def test_within_a_compression_it_is_the_same_healing(finished, heal, attempt, su
     together = submit(**(REQUEST | {"options": REQUEST["options"] | {"heal_tokens": TOKENS}}))
     afterwards = heal(finished)
     assert [attempt(job_id).status for job_id in (together, afterwards)] == ["succeeded", "succeeded"]
-    name = "factored/model.safetensors"
+    name = "rocket/model.safetensors"
     assert published(together)[name] == published(afterwards)[name]
     assert curve_of(database, together) == curve_of(database, afterwards)
 
@@ -164,7 +164,7 @@ def test_what_a_job_heals_is_kept_until_it_has_ended(finished, heal, attempt, da
     with database.transaction() as session:
         assert sweeps.expire_artifacts(session)
         with pytest.raises(ArtifactExpiredError, match="compress again"):
-            sources.find_source(session, "local", finished, "factored")
+            sources.find_source(session, "local", finished, "rocket")
         jobs.delete_job(session, finished)
 
 

@@ -77,7 +77,7 @@ def test_a_size_is_respected(model, submit, attempt, published):
     job = attempt(submit(**QUICK, ratio=None, target_bytes=round(0.8 * whole)))
     assert job.status == "succeeded"
     files = published(job.id)
-    assert 0.7 * whole < len(files["factored/model.safetensors"]) <= 0.8 * whole
+    assert 0.7 * whole < len(files["rocket/model.safetensors"]) <= 0.8 * whole
 
 
 def test_bits_are_respected_and_reuse_the_profile_of_a_size(model, submit, attempt, published):

@@ -59,7 +59,7 @@ def push(database, settings):
     def push(job_id, token=TOKEN, **body):
         with database.transaction() as session:
             source = JobRequest.model_validate(jobs.get_job(session, job_id).request)
-            wanted = PushRequest(**{"repository": REPO, "export": "factored"} | body).job_request(job_id, source, None)
+            wanted = PushRequest(**{"repository": REPO, "export": "rocket"} | body).job_request(job_id, source, None)
             stored = None if token is None else encrypt(settings, SecretStr(token))
             return jobs.create_job(session, wanted, max_attempts=3, hub_token=stored).job.id
 
@@ -77,7 +77,7 @@ def finished(submit, attempt, model):
 @pytest.fixture
 def expected(finished, published):
     """Return the files that the repository must have."""
-    files = {name.removeprefix("factored/"): text for name, text in published(finished).items() if "factored/" in name}
+    files = {name.removeprefix("rocket/"): text for name, text in published(finished).items() if "rocket/" in name}
     assert any(len(text) > LARGE_BYTES for text in files.values())
     return files
 
@@ -95,7 +95,7 @@ def test_an_export_is_pushed_in_one_commit(finished, push, attempt, hub, expecte
     job = attempt(push(finished))
     assert (job.status, job.error, job.progress) == ("succeeded", None, 1.0)
     assert hub.files(REPO) == expected
-    assert hub.messages == ["local/tiny, factored export, compressed by Rocket"]
+    assert hub.messages == ["local/tiny, rocket export, compressed by Rocket"]
     report = report_of(job)
     assert (report.repository, report.url, report.is_new) == (REPO, f"{hub.url}/{REPO}", True)
     assert (report.files, report.size) == (len(expected), sum(map(len, expected.values())))
@@ -198,7 +198,7 @@ def test_killed_while_it_pushes_it_ends_with_one_commit(
 
 
 def test_the_bytes_of_a_large_file_are_counted_while_it_is_sent(hub, tmp_path, capsys):
-    folder, content = tmp_path / "factored", {"a.safetensors": b"a" * 300_000, "b.json": b"{}", "c.bin": b"c" * 100_000}
+    folder, content = tmp_path / "rocket", {"a.safetensors": b"a" * 300_000, "b.json": b"{}", "c.bin": b"c" * 100_000}
     folder.mkdir()
     for name, text in content.items():
         (folder / name).write_bytes(text)

@@ -1,4 +1,4 @@
-"""Healing of a factored artifact: what it stores as numbers is trained towards the dense model's predictions.
+"""Healing of a `rocket` artifact: what it stores as numbers is trained towards the dense model's predictions.
 
 Both models are in memory as a whole, and one after the other reads every batch. A run that was stopped resumes at its
 last checkpoint; the result is identical to the byte on a CPU with the same number of threads.
@@ -43,7 +43,7 @@ def heal_artifact(
 
     Args:
         plan: the text and the schedule.
-        artifact: the factored artifact, which is left as it is.
+        artifact: the `rocket` artifact, which is left as it is.
         original: the dense model that it was made from.
         device: device to train on: in float32 on a CPU, with products in bfloat16 elsewhere.
         state: state on disk.

@@ -60,7 +60,7 @@ def check_healed(
         FaultyResultError: the healed artifact is faulty.
     """
     # The work folder's export is written again in any case.
-    with naming_faults("factored", discard=lambda: None):
+    with naming_faults("rocket", discard=lambda: None):
         _write_weights(artifact, healed, folder, lambda _key: None, compared)
         model = load_model(open_model(folder), device, as_deployed=True)
         with torch.no_grad():
@@ -83,10 +83,10 @@ def _write_weights(
 
 
 def write_dense(artifact: ModelFolder, folder: Path, *, max_shard_bytes: int) -> None:
-    """Write a factored artifact with stock names and shapes, into an empty folder; loads the whole model.
+    """Write a `rocket` artifact with stock names and shapes, into an empty folder; loads the whole model.
 
     Args:
-        artifact: the factored artifact.
+        artifact: the `rocket` artifact.
         folder: an existing, empty folder.
         max_shard_bytes: size at which a new safetensors file is started.
     """

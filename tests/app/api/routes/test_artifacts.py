@@ -23,7 +23,7 @@ from app.shared.repositories import sweeps
 pytestmark = pytest.mark.databases("sqlite", soak=("postgres",))
 
 CONTENT = bytes(range(256)) * 10
-NAME = "factored/model.safetensors"
+NAME = "rocket/model.safetensors"
 
 
 def raw_status(app, path):
@@ -66,10 +66,14 @@ def url(done):
 
 def test_the_manifest_lists_every_file_with_size_and_hash(client, done):
     listed = client.get(f"{done}/artifacts").json()["data"]
-    assert [file["name"] for file in listed] == [NAME, "report.json"]
-    assert listed[0]["size"] == len(CONTENT)
-    assert listed[0]["sha256"] == hashlib.sha256(CONTENT).hexdigest()
-    assert {"name", "size", "sha256", "media_type"} <= set(listed[0])
+    assert [file["name"] for file in listed] == ["report.json", NAME]
+    assert listed[1]["size"] == len(CONTENT)
+    assert listed[1]["sha256"] == hashlib.sha256(CONTENT).hexdigest()
+    assert {"name", "size", "sha256", "media_type"} <= set(listed[1])
+
+
+def test_the_earlier_name_of_an_export_still_finds_its_files(client, done):
+    assert client.get(f"{done}/artifacts/{NAME.replace('rocket/', 'factored/')}").content == CONTENT
 
 
 def test_a_file_is_downloaded_whole_with_its_digest(client, url):
@@ -237,10 +241,10 @@ def test_another_etag_returns_the_file(client, url):
         "..%5crocket.sqlite3",
         "/etc/passwd",
         "%2fetc%2fpasswd",
-        "factored/../../rocket.sqlite3",
-        "factored/model.safetensors%00",
-        "factored/model.safetensors%23",
-        "factored//model.safetensors",
+        "rocket/../../rocket.sqlite3",
+        "rocket/model.safetensors%00",
+        "rocket/model.safetensors%23",
+        "rocket//model.safetensors",
         "FACTORED/model.safetensors",
         "",
         "%",

@@ -40,7 +40,7 @@ def test_an_estimate_depends_on_the_request(client):
     fewer = estimate(client, calibration={"samples": 4, "sequence_length": 32})
     assert fewer["calibration_tokens"] == 128
     assert fewer["memory_bytes"] < whole["memory_bytes"]
-    part = estimate(client, options={"ignore": ["*.mlp.*"], "export": ["factored"], "dtype": "float16"})
+    part = estimate(client, options={"ignore": ["*.mlp.*"], "export": ["rocket"], "dtype": "float16"})
     assert part["compressible_parameters"] == 2 * 2 * (32 * 32 + 16 * 32)
     assert part["disk_bytes"] < whole["disk_bytes"]
 
@@ -150,7 +150,7 @@ def test_the_time_of_jobs_here_is_known_or_said_not_to_be(client, monkeypatch):
 
 
 def test_little_selected_is_warned_of_by_estimate_and_job(client):
-    ignore = {"options": {"ignore": ["*.mlp.*"], "export": ["factored"]}}
+    ignore = {"options": {"ignore": ["*.mlp.*"], "export": ["rocket"]}}
     told = estimate(client, **ignore)
     assert told["selected_bytes"] == 4 * told["compressible_parameters"]
     assert told["selected_bytes"] < told["stored_bytes"] / 2
@@ -177,5 +177,5 @@ def test_images_of_calibration_data_are_judged_at_submission(client, settings):
             assert "does not exist" in answer.text
         (folder / "1.png").write_bytes(b"\x89PNG")
     assert "reads no images with text" in answer.text
-    answer = client.post("/jobs", json=BODY | {"options": {"include": ["vision"], "export": ["factored"]}})
+    answer = client.post("/jobs", json=BODY | {"options": {"include": ["vision"], "export": ["rocket"]}})
     assert "has no tower that encodes images" in answer.text

@@ -9,7 +9,7 @@ from tests.app.api.conftest import BODY
 pytestmark = pytest.mark.databases("sqlite", soak=("postgres",))
 
 REPORT = EvaluationReport(
-    export="factored",
+    export="rocket",
     dataset="builtin",
     windows=2,
     sequence_length=16,
@@ -33,13 +33,13 @@ REPORT = EvaluationReport(
 
 @pytest.fixture
 def done(submitted, worker):
-    worker.succeed(submitted, {"factored/model.safetensors": b"1"})
+    worker.succeed(submitted, {"rocket/model.safetensors": b"1"})
     return f"/jobs/{submitted}"
 
 
 def test_prompts_for_an_encoder_are_refused_at_once(client, submitted, worker):
     config = b'{"architectures": ["BertForMaskedLM"]}'
-    worker.succeed(submitted, {"factored/model.safetensors": b"1", "factored/config.json": config})
+    worker.succeed(submitted, {"rocket/model.safetensors": b"1", "rocket/config.json": config})
     answers = [
         client.post(f"/jobs/{submitted}/evaluations", json={"prompts": prompts}) for prompts in ([], ["Once upon"])
     ]
@@ -167,7 +167,7 @@ def test_a_quality_measured_later_replaces_the_prediction(client, worker, done):
 
 def test_a_measured_quality_is_kept(client, worker, submitted, result):
     worker.result = result.model_copy(update={"quality": "10 → 10.3", "quality_is_measured": True})
-    worker.succeed(submitted, {"factored/model.safetensors": b"1"})
+    worker.succeed(submitted, {"rocket/model.safetensors": b"1"})
     lease = worker.claim(client.post(f"/jobs/{submitted}/evaluations", json={}).json()["id"])
     worker.do(works.save_report, lease, REPORT)
     worker.do(outputs.succeed_without_files, lease)

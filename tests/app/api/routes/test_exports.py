@@ -14,7 +14,7 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
 
 
 def files(settings=LLAMA):
-    return {"factored/model.safetensors": b"weights", "factored/config.json": json.dumps(settings).encode()}
+    return {"rocket/model.safetensors": b"weights", "rocket/config.json": json.dumps(settings).encode()}
 
 
 def coded(report, **changes):
@@ -64,7 +64,7 @@ def test_one_key_makes_one_export(client, finish):
     assert answers[0].json()["id"] == answers[1].json()["id"]
 
 
-@pytest.mark.parametrize("to", ["factored", "onnx", None])
+@pytest.mark.parametrize("to", ["rocket", "onnx", None])
 def test_invalid_formats_name_the_member(client, finish, to):
     answer = export(client, finish(), to=to)
     assert (answer.status_code, answer.json()["param"]) == (422, "to")

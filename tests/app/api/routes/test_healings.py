@@ -8,7 +8,7 @@ from tests.app.api.conftest import BODY
 
 pytestmark = pytest.mark.databases("sqlite", "postgres")
 
-FILES = {"factored/model.safetensors": b"weights", "factored/config.json": b"{}", "report.json": b"{}"}
+FILES = {"rocket/model.safetensors": b"weights", "rocket/config.json": b"{}", "report.json": b"{}"}
 UNKNOWN = "job_" + "0" * 26
 
 
@@ -71,12 +71,12 @@ def test_only_a_finished_result_can_be_healed(client, submitted):
     assert heal(client, UNKNOWN).status_code == 404
 
 
-def test_a_job_without_a_factored_export_is_refused(client, worker):
+def test_a_job_without_a_rocket_export_is_refused(client, worker):
     job_id = client.post("/jobs", json=BODY | {"options": {"export": ["dense"]}}).json()["id"]
     worker.succeed(job_id, {"dense/model.safetensors": b"weights"})
     answer = heal(client, job_id)
     assert answer.status_code == 422
-    assert "only the export factored can be healed" in answer.json()["detail"]
+    assert "only the export rocket can be healed" in answer.json()["detail"]
 
 
 def test_a_profile_has_nothing_to_heal(client, worker):

@@ -49,7 +49,7 @@ def test_a_new_job_has_its_queue_and_triggers_on_queued(settings):
 
 def test_defaults_are_applied(client):
     job = client.post("/jobs", json=BODY).json()
-    assert job["options"]["export"] == ["factored"]
+    assert job["options"]["export"] == ["rocket"]
     assert (job["options"]["preset"], job["options"]["objective"]) == ("fast", "fisher")
     assert job["calibration"] == {"dataset": "builtin", "samples": 256, "sequence_length": None, "seed": 0}
 

@@ -24,9 +24,9 @@ TOKEN = "hf_canary0123456789"  # noqa: S105 - no real one
 OPERATORS = "hf_operator0123456789"
 SENT = {"Hub-Token": TOKEN}
 REPO = "alice/small"
-FILES = {"factored/model.safetensors": b"weights", "factored/config.json": b"{}"}
+FILES = {"rocket/model.safetensors": b"weights", "rocket/config.json": b"{}"}
 PUSHED = PushReport(
-    repository=REPO, url=f"https://hub/{REPO}", commit="c0ffee", is_new=True, export="factored", files=2, size=9
+    repository=REPO, url=f"https://hub/{REPO}", commit="c0ffee", is_new=True, export="rocket", files=2, size=9
 )
 
 
@@ -70,7 +70,7 @@ def test_the_files_of_a_job_are_pushed_by_another(client, finish, worker):
     assert answer.status_code == 202
     assert answer.headers["Location"] == f"/jobs/{job['id']}"
     assert (job["kind"], job["source_job_id"], job["metadata"]) == ("push", finished, {"why": "a friend"})
-    assert job["push"] == {"repository": REPO, "private": True, "export": "factored"}
+    assert job["push"] == {"repository": REPO, "private": True, "export": "rocket"}
     listed = f"/jobs/{finished}/pushes"
     assert client.get(listed).json()["data"] == [{"job": job, "report": None}]
     worker.do(works.save_report, worker.claim(job["id"]), PUSHED)
@@ -97,7 +97,7 @@ def test_the_export_is_chosen_among_those_of_the_job(client, finish):
     both = finish({"dense/config.json": b"{}", "gguf/model.gguf": b"x", "report.json": b"{}"})
     chosen = [push(client, both, **body).json()["push"]["export"] for body in ({}, {"export": "dense"})]
     assert chosen == ["gguf", "dense"]
-    answer = push(client, both, export="factored")
+    answer = push(client, both, export="rocket")
     assert (answer.status_code, answer.json()["param"]) == (422, "export")
     assert "it has gguf, dense" in answer.json()["detail"]
 

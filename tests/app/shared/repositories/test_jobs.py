@@ -312,11 +312,11 @@ def test_fingerprints_ignore_fields_added_later_if_unset():
 
 def test_a_replay_of_an_earlier_versions_request_makes_no_job(database, submit):
     body = {"model_id": "local/tiny", "ratio": 0.3}
-    both = body | {"options": {"export": ["factored", "dense"]}}
+    both = body | {"options": {"export": ["rocket", "dense"]}}
     # The key and the fingerprint that 0.1.0 stored for a body without exports.
     earlier = submit(JobRequest.model_validate(both), idempotency=KEY)
     assert submit(JobRequest.model_validate(body), idempotency=KEY) == earlier
-    for other in ({"options": {"export": ["factored"]}}, {"ratio": 0.4}):
+    for other in ({"options": {"export": ["rocket"]}}, {"ratio": 0.4}):
         with pytest.raises(IdempotencyKeyReusedError):
             submit(JobRequest.model_validate(body | other), idempotency=KEY)
 

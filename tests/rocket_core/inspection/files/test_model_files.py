@@ -43,7 +43,7 @@ def settings(text):
     from rocket_core.config import compression_config
 
     calibration = {"dataset": str(text), "samples": 4, "sequence_length": 16}
-    return compression_config(ratio=0.3, calibration=calibration, cap_slack=0.01, export=["factored", "dense"])
+    return compression_config(ratio=0.3, calibration=calibration, cap_slack=0.01, export=["rocket", "dense"])
 
 
 @pytest.mark.parametrize("build", LINKS.values(), ids=LINKS)
@@ -101,7 +101,7 @@ def test_the_layout_of_the_hub_cache_is_followed(model, settings, tmp_path):
         file.rename(repository / "blobs" / str(number))
         (snapshot / file.name).symlink_to(f"../../blobs/{number}")
     compress(str(snapshot), tmp_path / "output", settings)
-    assert (tmp_path / "output" / "factored" / "tokenizer.json").is_file()
+    assert (tmp_path / "output" / "rocket" / "tokenizer.json").is_file()
 
 
 def test_unread_folders_may_be_links(model, secret):

@@ -30,13 +30,13 @@ def test_the_report_has_the_speed_of_every_export(tmp_path, model_folder, settin
 
     assert [(speed.name, speed.form) for speed in report.speed.models] == [
         ("original", "dense"),
-        ("factored", "factored"),
+        ("rocket", "rocket"),
         ("dense", "dense"),
     ]
     assert report.speed.unmeasured == ()
     assert report.stages[-1].name == "benchmarking"
     assert CompressionReport.model_validate_json((tmp_path / "out" / "report.json").read_text()) == report
-    assert "## Speed" in (tmp_path / "out" / "factored" / "README.md").read_text()
+    assert "## Speed" in (tmp_path / "out" / "rocket" / "README.md").read_text()
     assert fingerprint(tmp_path / "out") == fingerprint(finished("llama")[0])
 
 

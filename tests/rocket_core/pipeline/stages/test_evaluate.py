@@ -62,7 +62,7 @@ def weights(output):
 def test_the_report_has_the_quality_of_the_artifact(evaluated, model_folder, stories):
     output, report = evaluated
     alone = evaluate_text(
-        output / "factored",
+        output / "rocket",
         stories,
         against=model_folder("llama"),
         sequence_length=32,
@@ -74,7 +74,7 @@ def test_the_report_has_the_quality_of_the_artifact(evaluated, model_folder, sto
     assert (told.before, told.after, told.difference) == (alone.dense, told.after, alone.difference)
     assert told.after.perplexity == alone.perplexity > told.before.perplexity
     assert told.difference.kl_divergence > 0
-    assert (told.export, told.dataset, told.windows, told.tokens) == ("factored", "stories.jsonl", 4, 31 + 3 * 16)
+    assert (told.export, told.dataset, told.windows, told.tokens) == ("rocket", "stories.jsonl", 4, 31 + 3 * 16)
     assert report.settings.evaluate.dataset == "stories.jsonl"
     assert [stage.name for stage in report.stages][-1] == "evaluating"
     assert CompressionReport.model_validate_json((output / "dense" / "report.json").read_bytes()) == report
@@ -84,7 +84,7 @@ def test_a_finished_artifact_is_evaluated_as_its_run_would(evaluated, model_fold
     output, report = evaluated
     folder, seen = str(model_folder("llama")), []
     later = evaluate_artifact(
-        folder, output / "factored", tmp_path, settings(evaluate=evaluation()), observer=Watch(on_progress=seen.append)
+        folder, output / "rocket", tmp_path, settings(evaluate=evaluation()), observer=Watch(on_progress=seen.append)
     )
     assert later == report.evaluation
     [answer] = later.answers
@@ -97,7 +97,7 @@ def test_a_finished_artifact_is_evaluated_as_its_run_would(evaluated, model_fold
 def test_an_artifact_is_not_compared_with_another_model(evaluated, model_folder, settings, evaluation, tmp_path):
     other = str(model_folder("gpt2"))
     with pytest.raises(InvalidConfigError, match="is not the model that the artifact was made from"):
-        evaluate_artifact(other, evaluated[0] / "factored", tmp_path, settings(evaluate=evaluation()))
+        evaluate_artifact(other, evaluated[0] / "rocket", tmp_path, settings(evaluate=evaluation()))
 
 
 def test_a_later_evaluation_can_be_cancelled(evaluated, model_folder, settings, evaluation, tmp_path):
@@ -105,7 +105,7 @@ def test_a_later_evaluation_can_be_cancelled(evaluated, model_folder, settings, 
     with pytest.raises(CompressionCancelledError, match="measuring quality"):
         evaluate_artifact(
             folder,
-            evaluated[0] / "factored",
+            evaluated[0] / "rocket",
             tmp_path,
             settings(evaluate=evaluation()),
             observer=Watch(on_progress=seen.append, should_cancel=is_evaluating(seen)),
@@ -116,21 +116,21 @@ def test_a_later_evaluation_can_be_cancelled(evaluated, model_folder, settings, 
 def test_evaluation_changes_no_artifact_and_leaves_no_file(evaluated, finished, fingerprint):
     output, _ = evaluated
     assert fingerprint(output) == fingerprint(finished("llama")[0])
-    assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.html", "report.json"]
+    assert sorted(path.name for path in output.iterdir()) == ["dense", "report.html", "report.json", "rocket"]
 
 
 def test_the_model_card_shows_before_and_after(evaluated, finished):
     output, report = evaluated
-    card = (output / "factored" / "README.md").read_text()
+    card = (output / "rocket" / "README.md").read_text()
     assert f"| perplexity | {report.evaluation.before.perplexity:.4g} |" in card
     assert f"| KL divergence, nats per token |  | {report.evaluation.difference.kl_divergence:.4f} |" in card
     assert "\n\n\n" not in card
-    other = (finished("llama")[0] / "factored" / "README.md").read_text()
+    other = (finished("llama")[0] / "rocket" / "README.md").read_text()
     assert "Quality" not in other
     assert "\n\n\n" not in other
 
 
-def test_without_a_factored_artifact_the_dense_one_is_evaluated(tmp_path, model_folder, settings, evaluation):
+def test_without_a_rocket_artifact_the_dense_one_is_evaluated(tmp_path, model_folder, settings, evaluation):
     report = compress(str(model_folder("llama")), tmp_path / "out", settings(evaluate=evaluation(), export=("dense",)))
     assert report.evaluation.export == "dense"
 
@@ -302,7 +302,7 @@ def test_zero_shot_tasks_are_in_the_report(tmp_path, model_folder, settings, eva
     report = compress(
         str(model_folder("llama")),
         tmp_path / "out",
-        settings(evaluate=evaluation(tasks=(str(task),), task_items=2), export=("factored",)),
+        settings(evaluate=evaluation(tasks=(str(task),), task_items=2), export=("rocket",)),
     )
 
     for quality in (report.evaluation.before, report.evaluation.after):
@@ -311,4 +311,4 @@ def test_zero_shot_tasks_are_in_the_report(tmp_path, model_folder, settings, eva
             ("quiz", "acc_norm", 2),
         ]
     assert report.settings.evaluate.tasks == ("quiz.jsonl",)
-    assert "| quiz, acc of 2 | " in (tmp_path / "out" / "factored" / "README.md").read_text()
+    assert "| quiz, acc of 2 | " in (tmp_path / "out" / "rocket" / "README.md").read_text()

@@ -56,21 +56,21 @@ def stopped(tmp_path):
 @pytest.mark.parametrize("case", CASES)
 def test_a_changed_byte_is_found_and_the_result_written_again(case, stopped, model_folder, settings, tmp_path):
     family, changes, part = CASES[case]
-    config = settings(**(changes | {"export": ("factored",)}))
-    folder, resume, output = stopped(model_folder(family), config, "factored")
+    config = settings(**(changes | {"export": ("rocket",)}))
+    folder, resume, output = stopped(model_folder(family), config, "rocket")
     honest = (folder / "model.safetensors").read_bytes()
     key = flip(folder / "model.safetensors", part)
-    with pytest.raises(FaultyResultError, match=rf"\(factored\) is faulty.* at tensor '{key}'; neither the model"):
+    with pytest.raises(FaultyResultError, match=rf"\(rocket\) is faulty.* at tensor '{key}'; neither the model"):
         resume()
     assert [path.name for path in output.iterdir()] == [WORK_FOLDER_NAME]
     resume()
-    assert (output / "factored" / "model.safetensors").read_bytes() == honest
+    assert (output / "rocket" / "model.safetensors").read_bytes() == honest
 
 
 @pytest.mark.parametrize("change", ["scale_exponent", "bits"])
 def test_layers_that_compute_something_else_are_found(change, stopped, model_folder, settings):
-    config = settings(method="rtn", ratio=None, export=("factored",))
-    folder, resume, output = stopped(model_folder("llama"), config, "factored")
+    config = settings(method="rtn", ratio=None, export=("rocket",))
+    folder, resume, output = stopped(model_folder("llama"), config, "rocket")
     described = json.loads((folder / "config.json").read_text())
     described["quantization_config"]["layers"]["model.layers.1.mlp.up_proj"][change] += 1
     (folder / "config.json").write_text(json.dumps(described))
@@ -80,13 +80,13 @@ def test_layers_that_compute_something_else_are_found(change, stopped, model_fol
     }[change]
     with pytest.raises(FaultyResultError, match=message):
         resume()
-    assert not (output / "factored").exists()
+    assert not (output / "rocket").exists()
 
 
 def test_an_expert_without_tokens_is_compared(stopped, settings, tmp_path):
     model = save_tiny_mixture("mixtral", tmp_path / "mixture")
-    config = settings(method="rtn", ratio=None, export=("factored",))
-    folder, resume, _ = stopped(model, config, "factored")
+    config = settings(method="rtn", ratio=None, export=("rocket",))
+    folder, resume, _ = stopped(model, config, "rocket")
     described = json.loads((folder / "config.json").read_text())
     layers = described["quantization_config"]["layers"]
     experts = [name for name in layers if ".1.block_sparse_moe.experts." in name]
@@ -112,7 +112,7 @@ def test_files_of_other_engines_are_read_back(engine, kind, stopped, model_folde
 
 
 def test_a_healed_artifact_is_read_back_and_run(finished, tmp_path):
-    artifact = finished("llama")[0] / "factored"
+    artifact = finished("llama")[0] / "rocket"
     window = torch.arange(3, 19)[None]
     copied = tmp_path / "copied"
     copied.mkdir()

@@ -15,7 +15,7 @@ from rocket_core.pipeline.preflight import prepare_run, run_identity
 from rocket_core.pipeline.state.profile_cache import profile_identity
 from tests.sampling import sweep
 
-FAST = {"preset": "fast", "sensitivity_samples": 4, "export": ("factored",), "cap_slack": 0.01}
+FAST = {"preset": "fast", "sensitivity_samples": 4, "export": ("rocket",), "cap_slack": 0.01}
 
 
 @pytest.fixture

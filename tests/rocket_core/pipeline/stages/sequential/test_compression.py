@@ -22,7 +22,7 @@ def run_with(tmp_path_factory, model_folder, settings):
     made = {}
 
     def make(family="llama", **changes):
-        chosen = settings(**({"preset": "best", "sensitivity_samples": 4, "export": ("factored",)} | changes))
+        chosen = settings(**({"preset": "best", "sensitivity_samples": 4, "export": ("rocket",)} | changes))
         key = family, chosen.model_dump_json()
         if key not in made:
             output = tmp_path_factory.mktemp("sequential")
@@ -33,7 +33,7 @@ def run_with(tmp_path_factory, model_folder, settings):
 
 
 def tensors(output):
-    return load_file(output / "factored" / "model.safetensors")
+    return load_file(output / "rocket" / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_budget_is_used_and_never_exceeded(run_with, kinds, budget):
 def test_the_artifact_matches_the_report_of_each_layer(run_with):
     output, report = run_with(kinds=("low_rank", "factored", "shared", "sparse"))
     stored = tensors(output)
-    model = AutoModelForCausalLM.from_pretrained(output / "factored")
+    model = AutoModelForCausalLM.from_pretrained(output / "rocket")
     assert torch.isfinite(model(torch.arange(1, 17).unsqueeze(0)).logits).all()
     for layer in report.layers:
         parts = [value for key, value in stored.items() if key.startswith(f"{layer.name}.weight")]
@@ -85,7 +85,7 @@ def test_layers_with_dense_inputs_match_independent_compression(run_with):
 
 
 def test_layers_compensate_for_the_residual_stream(run_with, tmp_path, model_folder, settings, monkeypatch):
-    chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), kinds=("sparse",))
+    chosen = settings(preset="best", sensitivity_samples=4, export=("rocket",), kinds=("sparse",))
     with_stream, _ = run_with(kinds=("sparse",))
     monkeypatch.setattr(
         "rocket_core.pipeline.stages.sequential.input_sums.find_residual_stream", lambda *_: ResidualStream()
@@ -108,7 +108,7 @@ def test_an_encoder_is_fitted_to_the_dense_inputs(run_with, tmp_path, model_fold
     assert any(not torch.equal(in_sequence[name], tensor) for name, tensor in apart.items())
     # Without a step towards compensating targets, nothing depends on the layers before.
     monkeypatch.setattr("rocket_core.pipeline.stages.sequential.cross_sums._STEP_IN_WHOLE_TEXTS", 0.0)
-    chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), kinds=("sparse",))
+    chosen = settings(preset="best", sensitivity_samples=4, export=("rocket",), kinds=("sparse",))
     compress(str(model_folder("bert")), tmp_path, chosen)
     without_steps = tensors(tmp_path)
     for name, tensor in apart.items():
@@ -130,7 +130,7 @@ def test_a_shared_dictionary_is_stored_once_and_reported(run_with):
 @pytest.mark.parametrize("sequential", sweep([True], soak=[False]))
 def test_a_stopped_run_resumes_to_the_same_bytes(run_with, tmp_path, model_folder, settings, sequential):
     expected, _ = run_with(kinds=FACTORED, sequential=sequential)
-    chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), kinds=FACTORED, sequential=sequential)
+    chosen = settings(preset="best", sensitivity_samples=4, export=("rocket",), kinds=FACTORED, sequential=sequential)
     model = str(model_folder("llama"))
     for stage, steps in (("differentiating", 0), ("calibrating", 2), ("factorizing", 0), ("factorizing", 1)):
         seen = []
@@ -148,8 +148,8 @@ def test_a_stopped_run_resumes_to_the_same_bytes(run_with, tmp_path, model_folde
                 observer=Watch(on_progress=note, should_cancel=lambda seen=seen, steps=steps: len(seen) > steps),
             )
     compress(model, tmp_path, chosen, resume=True)
-    assert (tmp_path / "factored" / "model.safetensors").read_bytes() == (
-        expected / "factored" / "model.safetensors"
+    assert (tmp_path / "rocket" / "model.safetensors").read_bytes() == (
+        expected / "rocket" / "model.safetensors"
     ).read_bytes()
 
 
@@ -158,14 +158,14 @@ def test_caching_outputs_changes_nothing(family, tmp_path, model_folder, setting
     calibration = {"samples": 4} | ({"dataset": "synthetic"} if family == "whisper" else {})
     # The kinds of one family are enough: outputs are cached before any candidate is made.
     kinds = {} if family == "llama" else {"kinds": ("sparse",)}
-    chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), **kinds).model_copy(
+    chosen = settings(preset="best", sensitivity_samples=4, export=("rocket",), **kinds).model_copy(
         update={"calibration": settings().calibration.model_copy(update=calibration)}
     )
     monkeypatch.setattr("rocket_core.estimates.batch_size.TOKENS_PER_BATCH_ON_CPU", 64)
     compress(str(model_folder(family)), tmp_path / "kept", chosen)
     monkeypatch.setattr("rocket_core.models.part_cache._size", lambda output: None)
     compress(str(model_folder(family)), tmp_path / "run", chosen)
-    kept, run = (tmp_path / name / "factored" / "model.safetensors" for name in ("kept", "run"))
+    kept, run = (tmp_path / name / "rocket" / "model.safetensors" for name in ("kept", "run"))
     assert kept.read_bytes() == run.read_bytes()
 
 
@@ -179,7 +179,7 @@ def test_attention_of_a_block_runs_twice_per_stream(tmp_path, model_folder, sett
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
     monkeypatch.setattr("rocket_core.estimates.batch_size.TOKENS_PER_BATCH_ON_CPU", 64)
-    chosen = settings(preset="best", kinds=("sparse",), sensitivity_samples=4, export=("factored",))
+    chosen = settings(preset="best", kinds=("sparse",), sensitivity_samples=4, export=("rocket",))
     compress(
         str(model_folder("llama")),
         tmp_path,
@@ -194,7 +194,7 @@ def test_attention_of_a_block_runs_twice_per_stream(tmp_path, model_folder, sett
 
 def test_a_group_is_profiled_first_and_reported_in_model_order(tmp_path, model_folder, settings):
     seen, told = [], []
-    chosen = settings(preset="fast", sensitivity_samples=4, export=("factored",))
+    chosen = settings(preset="fast", sensitivity_samples=4, export=("rocket",))
     report = compress(
         str(model_folder("llama")),
         tmp_path,
