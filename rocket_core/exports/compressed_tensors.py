@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int32
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from rocket_core.candidates import PACKED_NAMES
 from rocket_core.checkpoint import TensorPlan, plan_tensor
+from rocket_core.experts import expert_projection, unfused_modules
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.sizes.code_format import CodeFormat
 
@@ -69,9 +71,9 @@ def plan_layer(
 
 
 def quantization_config(
-    formats: Mapping[str, tuple[CodeFormat, int]], dense: Sequence[str], *, experts: Collection[str] = ()
-) -> dict[str, Any]:
-    """Return the `quantization_config` of `config.json`: a group of layers for each format.
+    model: PreTrainedModel, formats: Mapping[str, tuple[CodeFormat, int]], disk_name: Callable[[str], str]
+) -> dict[str, Any] | None:
+    """Return the `quantization_config` of `config.json`: a group of layers for each format; None if all are dense.
 
     Groups of more bits come first: `transformers` with `dequantize=True` takes the bits of the first group for all
     layers, which fails for narrower ones instead of giving wrong weights.
@@ -80,10 +82,18 @@ def quantization_config(
     `transformers` takes the group whose pattern mentions experts for all of them.
 
     Args:
-        formats: format and input features of each quantized layer, by module name.
-        dense: module names of all other linear layers and routers.
-        experts: which of all these are layers of experts; those in `formats` have the same bits and size of groups.
+        model: the model, whose experts have a layer each.
+        formats: format and input features of each quantized layer, by module name; experts have the same bits and size
+            of groups.
+        disk_name: returns the name that a router has in the files.
     """
+    if not formats:
+        return None
+    mixtures = unfused_modules(model)
+    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    dense = [name for name in linear if name not in formats]
+    dense += [disk_name(name) for block in mixtures for name in _routers(model, block.rpartition(".")[0])]
+    experts = {name for name in linear if expert_projection(name, mixtures) is not None}
     widest = max((d_in for name, (_, d_in) in formats.items() if name in experts), default=0)
     schemes: dict[tuple[int, int], list[str]] = {}
     for name, (code_format, d_in) in formats.items():
@@ -102,6 +112,15 @@ def quantization_config(
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
+
+
+def _routers(model: PreTrainedModel, block: str) -> list[str]:
+    """Return the names of the modules of a block that choose experts."""
+    return [
+        f"{block}.{name}"
+        for name, part in model.get_submodule(block).named_children()
+        if "weight" in part._parameters and not isinstance(part, nn.Linear)
+    ]
 
 
 def _patterned(names: Sequence[str], experts: Collection[str]) -> list[str]:

@@ -21,6 +21,7 @@ from rocket_core.exports.exact_layers import (
 )
 from rocket_core.exports.gguf_blocks import pack_blocks
 from rocket_core.exports.stored_artifact import StoredArtifact
+from rocket_core.hf.names import disk_names
 from rocket_core.inspection.checks.engine_limits import check_engine
 from rocket_core.linalg.block_codes import BlockScales, BlockWeight
 from rocket_core.linalg.integer_codes import RoundedWeight
@@ -70,9 +71,11 @@ def code_formats(artifact: StoredArtifact) -> dict[str, CodeFormat]:
 def compressed_tensors_config(artifact: StoredArtifact, formats: Mapping[str, CodeFormat]) -> dict[str, Any] | None:
     """Return the `quantization_config` of a file of compressed-tensors; None if all layers are dense."""
     by_module = {artifact.modules[name][0]: (one, artifact.shape(name)[0]) for name, one in formats.items()}
-    linear = (name for name, part in artifact.model.named_modules() if isinstance(part, nn.Linear))
-    dense = [name for name in linear if name not in by_module]
-    return compressed_tensors.quantization_config(by_module, dense) if by_module else None
+
+    def disk_name(router: str) -> str:
+        return disk_names(artifact.model, [router])[router]
+
+    return compressed_tensors.quantization_config(artifact.model, by_module, disk_name)
 
 
 def block_types(artifact: StoredArtifact) -> dict[str, BlockType]:

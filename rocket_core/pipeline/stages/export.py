@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Literal, assert_never
 
 import torch
-from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core.checkpoint import (
@@ -19,7 +18,6 @@ from rocket_core.checkpoint import (
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.engines import ExportKind
 from rocket_core.errors import FaultyResultError
-from rocket_core.experts import expert_projection, unfused_modules
 from rocket_core.exports import artifact_folder, compressed_tensors
 from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, write_model
 from rocket_core.layers import LayerEntry, quantization_config
@@ -265,25 +263,9 @@ def _quantization(
             return None
         case "compressed-tensors":
             formats = {layer.name: (_code_format(work, layer.name), layer.d_in) for layer in stored.values()}
-            linear = [name for name, part in run.architecture.model.named_modules() if isinstance(part, nn.Linear)]
-            dense = [name for name in linear if name not in formats] + _routers(run)
-            mixtures = unfused_modules(run.architecture.model)
-            experts = {name for name in linear if expert_projection(name, mixtures) is not None}
-            return compressed_tensors.quantization_config(formats, dense, experts=experts) if formats else None
+            return compressed_tensors.quantization_config(run.architecture.model, formats, run.disk_name)
         case _:
             assert_never(kind)
-
-
-def _routers(run: Run) -> list[str]:
-    """Return the names in the files of the modules that choose experts."""
-    model = run.architecture.model
-    blocks = [name.rpartition(".")[0] for name in unfused_modules(model)]
-    return [
-        run.disk_name(f"{block}.{name}")
-        for block in blocks
-        for name, part in model.get_submodule(block).named_children()
-        if "weight" in part._parameters and not isinstance(part, nn.Linear)
-    ]
 
 
 def _code_format(work: WorkFolder, name: str) -> CodeFormat:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
+from rocket_core.exports.conversion import export_artifact
 from rocket_core.pipeline import compress
 from tests.reference import gguf_models
 
@@ -44,7 +45,7 @@ def mixed(tmp_path_factory, model, settings):
     @cache
     def run(family):
         output = tmp_path_factory.mktemp("out")
-        config = settings(**CHOSEN, bits=5.5, export=("compressed-tensors", "dense"))
+        config = settings(**CHOSEN, bits=5.5, export=("compressed-tensors", "dense", "rocket"))
         return output, compress(str(model(family)), output, config)
 
     return run
@@ -65,6 +66,12 @@ class TestEveryFamily:
         found = logits(output / "compressed-tensors")
         assert torch.equal(found, logits(output / "dense"))
         assert not torch.equal(found, logits(model(family)))
+
+    def test_a_later_export_is_the_same(self, family, mixed, tmp_path):
+        output, _ = mixed(family)
+        export_artifact(output / "rocket", tmp_path / "later", "compressed-tensors")
+        for name in ("config.json", "model.safetensors"):
+            assert (tmp_path / "later" / name).read_bytes() == (output / "compressed-tensors" / name).read_bytes()
 
     def test_experts_have_one_scheme(self, family, mixed):
         # vLLM, `compressed_tensors_moe/compressed_tensors_moe.py`: `get_moe_method` takes the scheme of

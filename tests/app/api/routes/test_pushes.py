@@ -71,6 +71,7 @@ def test_the_files_of_a_job_are_pushed_by_another(client, finish, worker):
     assert answer.headers["Location"] == f"/jobs/{job['id']}"
     assert (job["kind"], job["source_job_id"], job["metadata"]) == ("push", finished, {"why": "a friend"})
     assert job["push"] == {"repository": REPO, "private": True, "export": "rocket"}
+    assert client.get(f"/jobs/{job['id']}/report").json()["detail"].startswith("push jobs have no report")
     listed = f"/jobs/{finished}/pushes"
     assert client.get(listed).json()["data"] == [{"job": job, "report": None}]
     worker.do(works.save_report, worker.claim(job["id"]), PUSHED)
