@@ -82,22 +82,18 @@ POINTS = (
     Failpoint(name="mid-layer", function="rocket_core.methods.rank_search:may_win", when="before", call=3),
     Failpoint(
         name="layer-file-no-row",
-        function="worker.attempt.writer:ProgressWriter.on_profile",
+        function="app.shared.repositories.outputs:save_layer_profile",
         when="before",
         call=4,
         where="job",
     ),
+    # The first write checks the lease, and the next ones are rows of layers.
     Failpoint(
-        name="after-row", function="worker.attempt.writer:ProgressWriter.on_profile", when="after", call=5, where="job"
+        name="after-row", function="worker.attempt.writer:ProgressWriter.write", when="after", call=6, where="job"
     ),
     # The same in the compute process.
     Failpoint(name="after-layer", function="worker.confined.messenger:Messenger.on_profile", when="after", call=6),
-    Failpoint(
-        name="after-allocation",
-        function="worker.attempt.writer:ProgressWriter.on_allocation",
-        when="after",
-        where="job",
-    ),
+    Failpoint(name="after-allocation", function="worker.confined.messenger:Messenger.on_allocation", when="after"),
     # The first export is complete, the second has its weights.
     Failpoint(name="mid-save", function="rocket_core.pipeline.stages.export:_write_config", when="before", call=2),
     # Two files of the store are there, one of them under a temporary name.

@@ -36,16 +36,17 @@ noisy = logging.getLogger("transformers")
 noisy.addHandler(logging.StreamHandler())
 noisy.propagate = False
 
-def compress(model, output, config, *, on_progress, **options):
+def compress(model, output, config, *, observer, **options):
     warnings.warn("a warning of a library")
     noisy.warning("a line of a library that has a handler of its own")
     thread = threading.Thread(target=lambda: 1 / 0)
     thread.start()
     thread.join()
-    on_progress(types.SimpleNamespace(stage="calibrating", layer=None, fraction=0.5, seconds_left=None))
+    observer.on_progress(types.SimpleNamespace(stage="calibrating", layer=None, fraction=0.5, seconds_left=None))
     raise ValueError("two\\nlines")
 
 library.compress = compress
+library.Observer = library.Progress = object
 library.ProfileCache = lambda folder, quota_bytes: None
 sys.modules["rocket_core.pipeline"] = library
 from worker.confined.compute import main

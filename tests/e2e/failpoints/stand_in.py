@@ -33,11 +33,11 @@ def main():
         os.execv(sys.executable, [sys.executable, "-P", "-m", "worker.attempt.job", *sys.argv[1:]])  # noqa: S606
     die_with(int(parent))
     writer = ProgressWriter(database, lease, patience=settings.lease_seconds, max_profiles=settings.max_profiles)
-    writer.write_with_retry(lambda session: leases.lock_leased_job(session, lease))
+    writer.write(leases.lock_leased_job)
     with LeaseKeeper(database, lease, settings, parent=int(parent), on_stop=lambda: None):
         time.sleep(WORK_SECONDS)
     finished = {"result": RESULT, "report": empty_report(), "artifacts": (), "retention": timedelta(days=1)}
-    writer.write_with_retry(lambda session: outputs.succeed_job(session, lease, **finished))
+    writer.write(outputs.succeed_job, **finished)
     database.close()
 
 
