@@ -70,10 +70,28 @@ def plan_layer(
         yield plan_tensor(base + part, *stored, make)
 
 
-def quantization_config(
+def model_config(
     model: PreTrainedModel, formats: Mapping[str, tuple[CodeFormat, int]], disk_name: Callable[[str], str]
 ) -> dict[str, Any] | None:
-    """Return the `quantization_config` of `config.json`: a group of layers for each format; None if all are dense.
+    """Return the `quantization_config` of a whole model; None if all of its layers are dense.
+
+    Args:
+        model: the model, whose experts have a layer each.
+        formats: as in `quantization_config`.
+        disk_name: returns the name that a router has in the files.
+    """
+    mixtures = unfused_modules(model)
+    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    dense = [name for name in linear if name not in formats]
+    dense += [disk_name(name) for block in mixtures for name in _routers(model, block.rpartition(".")[0])]
+    experts = {name for name in linear if expert_projection(name, mixtures) is not None}
+    return quantization_config(formats, dense, experts=experts) if formats else None
+
+
+def quantization_config(
+    formats: Mapping[str, tuple[CodeFormat, int]], dense: Sequence[str], *, experts: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the `quantization_config` of `config.json`: a group of layers for each format.
 
     Groups of more bits come first: `transformers` with `dequantize=True` takes the bits of the first group for all
     layers, which fails for narrower ones instead of giving wrong weights.
@@ -82,18 +100,10 @@ def quantization_config(
     `transformers` takes the group whose pattern mentions experts for all of them.
 
     Args:
-        model: the model, whose experts have a layer each.
-        formats: format and input features of each quantized layer, by module name; experts have the same bits and size
-            of groups.
-        disk_name: returns the name that a router has in the files.
+        formats: format and input features of each quantized layer, by module name.
+        dense: module names of all other linear layers and routers.
+        experts: which of all these are layers of experts; those in `formats` have the same bits and size of groups.
     """
-    if not formats:
-        return None
-    mixtures = unfused_modules(model)
-    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    dense = [name for name in linear if name not in formats]
-    dense += [disk_name(name) for block in mixtures for name in _routers(model, block.rpartition(".")[0])]
-    experts = {name for name in linear if expert_projection(name, mixtures) is not None}
     widest = max((d_in for name, (_, d_in) in formats.items() if name in experts), default=0)
     schemes: dict[tuple[int, int], list[str]] = {}
     for name, (code_format, d_in) in formats.items():

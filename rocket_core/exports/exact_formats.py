@@ -75,7 +75,7 @@ def compressed_tensors_config(artifact: StoredArtifact, formats: Mapping[str, Co
     def disk_name(router: str) -> str:
         return disk_names(artifact.model, [router])[router]
 
-    return compressed_tensors.quantization_config(artifact.model, by_module, disk_name)
+    return compressed_tensors.model_config(artifact.model, by_module, disk_name)
 
 
 def block_types(artifact: StoredArtifact) -> dict[str, BlockType]:

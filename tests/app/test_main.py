@@ -106,14 +106,12 @@ def test_only_listed_endpoints_are_async(app):
     # Any other asynchronous endpoint would block the whole process while it queries the database.
     routes = [route.original_route for route in iter_route_contexts(app.routes)]
     asynchronous = {
-        route.endpoint.__name__
-        for route in routes
-        if isinstance(route, APIRoute) and inspect.iscoroutinefunction(route.endpoint)
+        route.name for route in routes if isinstance(route, APIRoute) and inspect.iscoroutinefunction(route.endpoint)
     }
     sleeping = {"list_events", "get_job", "save_upload", "save_piece"}
     # These wait for a thread of their tenant's share, in which a model is judged.
-    sharing = {"submit_job", "heal_job", "make_profile", "make_estimate", "submit", "submit_profile", "preview", "heal"}
-    sharing |= {"check_headers", "evaluate_job", "evaluate", "export_job", "export", "push_job", "push"}
+    sharing = {"submit_job", "heal_job", "evaluate_job", "export_job", "push_job", "check_headers"}
+    sharing |= {"make_profile", "make_estimate", "submit", "submit_profile", "preview"}
     # Answers without I/O.
     assert asynchronous == {"is_alive"} | sleeping | sharing
 

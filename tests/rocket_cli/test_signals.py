@@ -22,20 +22,22 @@ import sys, time
 from types import ModuleType, SimpleNamespace
 from rocket_core.errors import CompressionCancelledError
 
-def compress(model, output, config, *, on_progress, should_cancel, **_others):
+def compress(model, output, config, *, observer, **_others):
     (output / ".rocket-work").mkdir(parents=True, exist_ok=True)
     for step in range(3000):
-        on_progress(SimpleNamespace(stage="calibrating", layer=f"layer.{step}", fraction=step / 3000, seconds_left=9.0))
+        layer, fraction = f"layer.{step}", step / 3000
+        observer.on_progress(SimpleNamespace(stage="calibrating", layer=layer, fraction=fraction, seconds_left=9.0))
         (output / "started").touch()
-        if should_cancel():
+        if observer.should_cancel():
             raise CompressionCancelledError("cancelled while calibrating; finished layers are kept")
         time.sleep(60 if model == "stuck" else 0.02)
 
 pipeline = ModuleType("rocket_core.pipeline")
 pipeline.compress = compress
+pipeline.Observer = pipeline.Progress = pipeline.ProfileCache = object
 sys.modules["rocket_core.pipeline"] = pipeline
-import rocket_cli.commands.compress
-rocket_cli.commands.compress.hide_library_bars = lambda: None
+import rocket_cli.local_run
+rocket_cli.local_run.hide_library_bars = lambda: None
 from rocket_cli.main import main
 main()
 """

@@ -263,7 +263,7 @@ def _quantization(
             return None
         case "compressed-tensors":
             formats = {layer.name: (_code_format(work, layer.name), layer.d_in) for layer in stored.values()}
-            return compressed_tensors.quantization_config(run.architecture.model, formats, run.disk_name)
+            return compressed_tensors.model_config(run.architecture.model, formats, run.disk_name)
         case _:
             assert_never(kind)
 

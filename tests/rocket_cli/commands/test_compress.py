@@ -7,7 +7,6 @@ from typing import get_args
 
 import pytest
 
-from rocket_cli.options import ExportChoice
 from rocket_cli.resuming import resume_command
 from rocket_core.config import WORK_FOLDER_NAME, CalibrationConfig, CompressionConfig, EvaluationConfig
 from rocket_core.engines import ExportKind
@@ -106,8 +105,17 @@ def test_several_exports_can_be_specified(rocket: Callable, pipeline: FakePipeli
     assert pipeline.calls[0]["config"].export == ("dense", "rocket")
 
 
-def test_export_choices_match_the_library() -> None:
-    assert tuple(ExportChoice) == get_args(ExportKind)
+def test_the_earlier_name_of_an_export_is_accepted(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+    rocket("compress", "model", tmp_path, "--ratio", "0.3", "--export", "factored")
+
+    assert pipeline.calls[0]["config"].export == ("rocket",)
+
+
+def test_an_unknown_export_is_refused_with_all_names(rocket: Callable, tmp_path: Path) -> None:
+    outcome = rocket("compress", "model", tmp_path, "--ratio", "0.3", "--export", "gguff")
+
+    assert outcome.code == 2
+    assert all(kind in outcome.err for kind in get_args(ExportKind))
 
 
 def test_the_call_and_work_folder_match_the_real_pipeline(

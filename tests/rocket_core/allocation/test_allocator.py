@@ -146,7 +146,7 @@ def test_the_nearest_ratio_works_when_typed_back(kept, objective):
         profile(f"layer{index}", [(10**6, 0, 0), *((size, 0.5, 0.5) for size in sizes)], d_in=1000, d_out=1000)
         for index, sizes in enumerate(kept)
     ]
-    nearest = Allocator(profiles, objective="whitened", cap_slack=0).reachable_ratio
+    nearest = Allocator(profiles, objective="whitened", cap_slack=0.0).reachable_ratio
     assert 0 <= nearest < 1
     assert nearest == float(f"{nearest:.4f}")
     allocation = allocate(profiles, nearest, objective=objective, cap_slack=0.0)

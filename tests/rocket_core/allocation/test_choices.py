@@ -134,7 +134,7 @@ def test_frontiers_omit_dominated_candidates(profiles, budget_unit, objective):
 @many
 @given(models(), MEASURES)
 def test_the_reachable_ratio_is_reachable_and_the_next_is_not(profiles, budget_unit):
-    nearest = Allocator(profiles, objective="whitened", cap_slack=0, budget_unit=budget_unit).reachable_ratio
+    nearest = Allocator(profiles, objective="whitened", cap_slack=0.0, budget_unit=budget_unit).reachable_ratio
     smallest = min(
         sum(reference.cost(candidate, budget_unit) for candidate in choice)
         for choice in reference.every_choice(profiles)

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig
 
 from rocket_core.errors import RocketError
 from rocket_core.hf import attach_factors
-from rocket_core.layers import FactorizedLinear, QuantizedLinear, compose_weight, kinds
+from rocket_core.layers import FactorizedLinear, QuantizedLinear, coefficient_linear, compose_weight
 from rocket_core.linalg.integer_codes import RoundedWeight
 from tests.reference.factored_models import (
     INPUT_IDS,
@@ -214,7 +214,7 @@ class TestLoading:
                 )
                 return torch.nn.functional.linear(x, weight, bias)
 
-        monkeypatch.setattr(kinds, "functional", Counting)
+        monkeypatch.setattr(coefficient_linear, "functional", Counting)
         logits(loaded)
         assert len(products) == len(set(products)) < len(inside)
         assert set(products) == {layer.dictionary_owner for layer in inside}
