@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -25,11 +26,15 @@ def report() -> CompressionReport:
 
 
 @pytest.fixture
-def pipeline(monkeypatch: pytest.MonkeyPatch, report: CompressionReport) -> FakePipeline:
+def pipeline(monkeypatch: pytest.MonkeyPatch, report: CompressionReport) -> Iterator[FakePipeline]:
     fake = FakePipeline(answer=report)
     module = ModuleType("rocket_core.pipeline")
     module.compress = fake.compress
     module.ProfileCache = lambda folder: ("kept in", folder)
+    module.Observer = module.Progress = object
     monkeypatch.setitem(sys.modules, "rocket_core.pipeline", module)
-    monkeypatch.setattr("rocket_cli.commands.compress.hide_library_bars", lambda: None)
-    return fake
+    monkeypatch.setattr("rocket_cli.local_run.hide_library_bars", lambda: None)
+    # It is imported with the fake's classes, or was with the library's.
+    sys.modules.pop("rocket_cli.terminal_observer", None)
+    yield fake
+    sys.modules.pop("rocket_cli.terminal_observer", None)

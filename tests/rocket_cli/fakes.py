@@ -46,7 +46,7 @@ class FakePipeline:
     def compress(self, model: str, output: Path, config: CompressionConfig, **options: Any) -> CompressionReport:
         self.calls.append({"model": model, "output": output, "config": config, **options})
         for progress in self.progress:
-            options["on_progress"](progress)
+            options["observer"].on_progress(progress)
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
