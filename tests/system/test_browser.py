@@ -204,7 +204,7 @@ def test_a_result_is_pushed_to_the_hub_from_its_page(browser, service, hub):
         assert newest.get_by_role("link", name="alice/small").get_attribute("href") == f"{hub.url}/alice/small"
         assert TOKEN not in page.content()
         newest.locator(".badge").click()
-        expect(page.get_by_text("Pushes the `rocket` export of an earlier job")).to_be_visible()
+        expect(page.get_by_text("Pushes the rocket export of an earlier job")).to_be_visible()
         look_at(page, "push")
     pushed = [file["name"].removeprefix("rocket/") for file in files if file["name"].startswith("rocket/")]
     assert sorted(hub.files("alice/small")) == sorted(pushed)
