@@ -99,8 +99,11 @@ def _list_fields(_app: Any, what: str, _name: str, thing: Any, _options: Any, li
     lines.append("")
 
 
-def _skip_fields(_app: Any, what: str, _name: str, member: Any, *_rest: Any) -> bool | None:
+def _skip_fields(_app: Any, what: str, name: str, member: Any, *_rest: Any) -> bool | None:
     """Leave fields out of the members of a class, as they are in its list; members are methods and properties."""
+    if "[" in name:
+        # pydantic adds each generic model with its argument to the module.
+        return True
     return True if what == "class" and not callable(member) and not isinstance(member, property) else None
 
 
