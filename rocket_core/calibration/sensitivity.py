@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.calibration.token_loss import TextLoss, cut_batch, negative_log_likelihood, next_tokens
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
-from rocket_core.models.block_calls import Activations, handing_on, stand_ins, without_cache
+from rocket_core.models.block_calls import Activations, handing_on, placeholders, without_cache
 from rocket_core.models.recorded_call import BlockCall, replace_tensors
 
 Loss = Literal["tokens", "hidden_states"]
@@ -107,7 +107,7 @@ def output_gradient(
             with (
                 handing_on(passed, number, rows),
                 torch.enable_grad(),
-                stand_ins(blocks, _always(leaf), activations.nothing_beside),
+                placeholders(blocks, _always(leaf), activations.nothing_beside),
                 contextlib.nullcontext() if watched is None else watched.watching(),
             ):
                 if loss == "tokens":
@@ -306,7 +306,7 @@ class SquaredGradients:
 
 
 def _always(hidden: Tensor) -> Callable[[int, Tensor, BlockCall], Tensor]:
-    """Return a `receive` for stand-ins that returns a copy, as models may modify it in place, which a leaf forbids."""
+    """Return a `receive` for placeholders that returns a copy: models may modify it in place, which a leaf forbids."""
     return lambda _index, _hidden, _call: hidden.clone()
 
 

@@ -39,7 +39,7 @@ class Rocket(Method):
         factored: list[Candidate] = []
         pruned: list[Candidate] = []
         codes, sample = self._codes(problem)
-        if "sparse" in self.config.kinds and not (sample and self._is_hopeless(sample, codes)):
+        if "sparse" in self.config.kinds and not (sample and self._cannot_win(sample, codes)):
             pruned = sparse.profile(problem, stored_itemsize=self.itemsize, budget_itemsize=self.budget_itemsize)
         shapes = dictionary.rank_nnz_ratios(self.config)
         if shapes:
@@ -51,7 +51,7 @@ class Rocket(Method):
             )
         return factored + pruned + codes
 
-    def _is_hopeless(self, sample: SampledOutputs, codes: Sequence[Candidate]) -> bool:
+    def _cannot_win(self, sample: SampledOutputs, codes: Sequence[Candidate]) -> bool:
         """Return whether pruned weights are far worse than codes of the same size, measured on few outputs."""
         if not codes:
             return False

@@ -1,6 +1,6 @@
 """Recorded calls of a model's repeated blocks, so that blocks can be run one at a time.
 
-Everything outside the blocks is the model's own code, run with stand-ins in place of the blocks.
+Everything outside the blocks is the model's own code, run with placeholders in place of the blocks.
 """
 
 import contextlib
@@ -88,11 +88,11 @@ def _nothing() -> tuple[Any, ...]:
     return ()
 
 
-class StandIn(nn.Module):
-    """A stand-in for a block that is not run.
+class Placeholder(nn.Module):
+    """A placeholder for a block that is not run.
 
     Args:
-        block: the block; provides attributes that the stand-in lacks.
+        block: the block; provides attributes that the placeholder lacks.
         receive: given the hidden states and the rest of the block's call; returns the hidden states to return.
         beside: returns the block's other return values; called when the model unpacks them.
     """
@@ -126,7 +126,7 @@ class StandIn(nn.Module):
 
 
 @contextmanager
-def stand_ins(
+def placeholders(
     blocks: nn.ModuleList,
     receive: Callable[[int, Tensor, BlockCall], Tensor],
     beside: Callable[[], tuple[Any, ...]] = _nothing,
@@ -141,7 +141,7 @@ def stand_ins(
     originals = list(blocks)
     try:
         for index, block in enumerate(originals):
-            blocks[index] = StandIn(block, functools.partial(receive, index), beside)
+            blocks[index] = Placeholder(block, functools.partial(receive, index), beside)
         yield
     finally:
         for index, block in enumerate(originals):
@@ -256,7 +256,7 @@ def _record(
     returned: float | None = None,
 ) -> _Recording:
     recording = _Recording(blocks=len(blocks), extras=extras, returned=returned)
-    with stand_ins(blocks, recording.receive, recording.beside), contextlib.suppress(_EnoughError):
+    with placeholders(blocks, recording.receive, recording.beside), contextlib.suppress(_EnoughError):
         model(**batch, **without_cache(model))
         raise UnsupportedArchitectureError(
             f"{type(model).__name__} runs {len(recording.calls)} of its {len(blocks)} blocks; only models that run all "
@@ -289,7 +289,7 @@ def run_before(model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping[str
         found.append(hidden)
         raise _EnoughError
 
-    with stand_ins(blocks, receive), contextlib.suppress(_EnoughError):
+    with placeholders(blocks, receive), contextlib.suppress(_EnoughError):
         model(**batch, **without_cache(model))
     return found[0]
 
@@ -300,7 +300,7 @@ def added_by_model(model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping
     For the first block this is what precedes all, for each other what the model adds to the output of the one before.
     """
     recording = _Recording(blocks=len(blocks), extras=(), returned=0.0)
-    with stand_ins(blocks, recording.receive, recording.beside), contextlib.suppress(_EnoughError):
+    with placeholders(blocks, recording.receive, recording.beside), contextlib.suppress(_EnoughError):
         model(**batch, **without_cache(model))
     return recording.hidden
 
@@ -333,7 +333,7 @@ def run_after(
     with (
         module.register_forward_pre_hook(note, with_kwargs=True),
         torch.no_grad(),
-        stand_ins(blocks, lambda _index, _hidden, _call: hidden, activations.nothing_beside),
+        placeholders(blocks, lambda _index, _hidden, _call: hidden, activations.nothing_beside),
         contextlib.suppress(_EnoughError),
     ):
         model(**batch, **without_cache(model))
@@ -360,7 +360,7 @@ def handing_on(
     blocks, activations = passed
     hidden = activations.hidden[batch]
     with (
-        stand_ins(blocks, lambda _index, _hidden, _call: hidden[samples], activations.nothing_beside),
+        placeholders(blocks, lambda _index, _hidden, _call: hidden[samples], activations.nothing_beside),
         torch.set_grad_enabled(hidden.requires_grad),
     ):
         yield

@@ -14,7 +14,7 @@ from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.estimates.batch_size import tokens_per_batch
 from rocket_core.experts import visiting
 from rocket_core.linalg.whitening import GramStatistics
-from rocket_core.models.block_calls import Activations, record_block_inputs, run_after, stand_ins
+from rocket_core.models.block_calls import Activations, placeholders, record_block_inputs, run_after
 from rocket_core.models.block_lists import BlockList
 from rocket_core.models.held_states import HeldStates
 from rocket_core.pipeline.context import Run
@@ -145,7 +145,7 @@ class BlockWalk:
         with ExitStack() as stack:
             for blocks in lists:
                 modules = self._run.architecture.blocks_of(blocks)
-                stack.enter_context(stand_ins(modules, lambda _index, hidden, _call: hidden, lambda: nothing))
+                stack.enter_context(placeholders(modules, lambda _index, hidden, _call: hidden, lambda: nothing))
             yield
 
     def block(self, index: int) -> AbstractContextManager[nn.Module]:

@@ -33,7 +33,7 @@ from rocket_core.pipeline.report_builder import (
     without_paths,
 )
 from rocket_core.pipeline.run_coverage import coverage_of_run
-from rocket_core.pipeline.stages.artifact_size import spare_bytes
+from rocket_core.pipeline.stages.artifact_size import unallocated_bytes
 from rocket_core.pipeline.stages.compress import compress_layers
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.evaluate import measure
@@ -234,7 +234,7 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
         monitor.observer.on_allocation([(profile.name, candidate) for profile, candidate in selected])
     with monitor.stage("factorizing"), fast_products():
         units = compress_tables(run, prepared.calibration, work, group_units(selected), monitor)
-        sizes = CodedSizes(work, units, spare_bytes(run, allocation, selected))
+        sizes = CodedSizes(work, units, unallocated_bytes(run, allocation, selected))
         if run.config.sequential:
             SequentialCompression(run, prepared.calibration, work, units, sizes, monitor).complete()
         else:

@@ -107,7 +107,7 @@ def fill_size(run: Run, size: int, predictor: Predictor) -> Allocation:
     return best
 
 
-def spare_bytes(run: Run, allocation: Allocation, selected: Sequence[tuple[LayerProfile, Candidate]]) -> int:
+def unallocated_bytes(run: Run, allocation: Allocation, selected: Sequence[tuple[LayerProfile, Candidate]]) -> int:
     """Return the bytes of the budget that an allocation leaves for entropy-coded layers.
 
     Args:

@@ -6,7 +6,7 @@ import torch
 from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups
 from rocket_core.errors import NonFiniteCalibrationError
 from rocket_core.models.architecture import build_architecture, oriented_weight
-from rocket_core.models.block_calls import Activations, record_block_inputs, stand_ins
+from rocket_core.models.block_calls import Activations, placeholders, record_block_inputs
 from rocket_core.models.recorded_call import BlockCall
 from tests.reference.tiny_models import ALL_FAMILIES, FAMILIES, VOCAB_SIZE, tiny_inputs
 
@@ -171,7 +171,7 @@ def test_blocks_are_restored_after_recording_or_failure():
 def test_the_output_of_a_stand_in_becomes_an_ordinary_tensor():
     blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
     hidden = torch.ones(3, 2)
-    with stand_ins(blocks, lambda _index, hidden, _call: hidden):
+    with placeholders(blocks, lambda _index, hidden, _call: hidden):
         output = blocks[0](hidden)
         assert output[0].shape == (3, 2)
         assert (output * 1)[0].shape == (2,)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from rocket_core.calibration.sensitivity import natural_loss, pieces
 from rocket_core.calibration.token_loss import cut_batch
 from rocket_core.healing import divergence_sum
-from rocket_core.models.block_calls import Activations, stand_ins, without_cache
+from rocket_core.models.block_calls import Activations, placeholders, without_cache
 from rocket_core.models.recorded_call import replace_tensors, to_float32
 from rocket_core.pipeline.block_walk import loaded_block, loaded_surroundings
 from rocket_core.pipeline.context import Run
@@ -111,7 +111,7 @@ class _Divergence:
     def _logits(self, piece: Mapping[str, Tensor], hidden: Tensor) -> Float[Tensor, "windows tokens vocabulary"]:
         nothing = (None,) * (self._states.beside or 0)
         # A copy, as models may modify it in place, which a leaf forbids.
-        with stand_ins(self._blocks, lambda _index, _hidden, _call: hidden.clone(), lambda: nothing):
+        with placeholders(self._blocks, lambda _index, _hidden, _call: hidden.clone(), lambda: nothing):
             logits: Tensor = self._model(**piece, **without_cache(self._model)).logits
         return logits
 
