@@ -108,11 +108,13 @@ class RocketHfQuantizer(HfQuantizer):
     quantization_config: RocketConfig
     # Size of the packed model, and what preparing adds to it on a CPU and elsewhere.
     _packed_bytes = _bytes_on_cpu = _bytes_elsewhere = 0
+    _unfused = False
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         entries = self.quantization_config.layers
         if names_experts(model, entries):
             unfuse(model)
+        self._unfused = has_unfused(model)
         stored = _stored_forms(kwargs.get("checkpoint_files") or [])
         _untie_stored(model, entries, stored)
         modules = find_modules(model, entries)
@@ -132,10 +134,15 @@ class RocketHfQuantizer(HfQuantizer):
         left_out = entries.keys() - layers.keys()
         _check_files(stored, layers, model.base_model_prefix, left_out)
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: PreTrainedModel) -> list[Any]:
-        """Return the conversions from the names in the files to those of the model, whose experts may be unfused."""
-        found: list[Any] = super().update_weight_conversions(weight_conversions, model)  # type: ignore[no-untyped-call]
-        return unfused_conversions(found) if has_unfused(model) else found
+    def update_weight_conversions(self, weight_conversions: list[Any], *model: Any) -> list[Any]:
+        """Return the conversions from the names in the files to those of the model, whose experts may be unfused.
+
+        Args:
+            weight_conversions: those that transformers would use.
+            model: the model, which transformers passes since 5.21.
+        """
+        found: list[Any] = super().update_weight_conversions(weight_conversions, *model)  # type: ignore[no-untyped-call]
+        return unfused_conversions(found) if self._unfused else found
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
         keep_packed = self.quantization_config.keep_packed

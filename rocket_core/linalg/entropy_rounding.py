@@ -10,19 +10,17 @@ References:
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int8
 from torch import Tensor
 
+from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, exponent_above
-from rocket_core.linalg.rounding import RoundingGram, in_order_of_inputs, round_in_order, sweep
+from rocket_core.linalg.kernels.rate import LARGEST_CODE, Rate
+from rocket_core.linalg.rounding import RoundingGram, descend, gptq
 from rocket_core.sizes.code_format import coded_format
-
-LARGEST_CODE = 127
-"""Codes are within ±127."""
 
 # Error that a bit is worth, as a part of the squared step: the slope of the curve at high rate.
 _BIT_WORTH = math.log(2) / 6
@@ -128,30 +126,16 @@ class RateTarget:
         return cls(scales=scales, lengths=code_lengths(codes), worth=bit_worth(importance, c).to(weight.dtype))
 
 
-def round_for_rate(
-    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, targets: Sequence[RateTarget]
-) -> list[RoundedWeight]:
+def round_for_rate(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, target: RateTarget) -> RoundedWeight:
     """Round input by input as `gptq` does, and take of two codes the one with the least error plus the worth of bits.
 
     Args:
         weight: W.
         gram: prepared Gram matrix, in the weight's dtype.
-        targets: what to round it for; small layers take as long for all as for one.
+        target: what to round it for.
     """
-    factor, order, d_out = gram.factor, gram.order, weight.shape[1]
-    steps = torch.cat([target.scales.values(weight.dtype)[0] for target in targets])
-    worth = torch.cat([target.worth for target in targets]) / steps.square()
-    bits = _BitTable([target.lengths for target in targets], d_out, weight)
-    rest = weight[order].repeat(1, len(targets))
-
-    def round_(parts: Tensor, row: int) -> None:
-        parts.copy_(bits.cheapest(parts, worth * factor[row, row].square()))
-
-    codes = round_in_order(rest, factor, steps.expand_as(rest), round_)
-    return [
-        RoundedWeight(codes=in_order_of_inputs(own, order), scales=target.scales, entropy_coded=True)
-        for own, target in zip(torch.split(codes, d_out, dim=1), targets, strict=True)
-    ]
+    grid = _CodedGrid(scales=target.scales)
+    return gptq(weight, gram, grid, grid.rate(target.lengths, target.worth))
 
 
 def improve_for_rate(
@@ -164,7 +148,7 @@ def improve_for_rate(
 ) -> RoundedWeight:
     """Change one code of each output at a time if that reduces the error plus the worth of bits.
 
-    The length of each code is that of the rounding before the sweep. A sweep costs n²m.
+    The length of each code is that of the rounding before the sweep.
 
     Args:
         weight: W.
@@ -173,21 +157,11 @@ def improve_for_rate(
         worth: see `RateTarget`.
         sweeps: number of visits to every entry.
     """
-    order, scales = gram.order, rounded.scales
-    matrix = gram.matrix[order][:, order]
-    curvature = matrix.diagonal()
-    steps = scales.values(weight.dtype)[0]
-    worth_of_bit = worth / steps.square()
-    codes = rounded.codes[order].to(weight.dtype)
-    slope = matrix @ (weight[order] - codes * steps)
+    grid = _CodedGrid(scales=rounded.scales)
     for _ in range(sweeps):
-        bits = _BitTable([code_lengths(codes)], weight.shape[1], weight)
-
-        def choose(parts: Tensor, row: int, bits: _BitTable = bits) -> Tensor:
-            return bits.cheapest(parts, worth_of_bit / curvature[row], codes[row])
-
-        sweep(matrix, codes, slope, steps.expand_as(codes), choose)
-    return RoundedWeight(codes=in_order_of_inputs(codes, order), scales=scales, entropy_coded=True)
+        rate = grid.rate(code_lengths(rounded.codes), worth)
+        rounded = descend(weight, gram, rounded.codes, grid, rate=rate, sweeps=1)[0]
+    return rounded
 
 
 def bit_worth(importance: Float[Tensor, " d_out"], c: float) -> Float[Tensor, " d_out"]:
@@ -200,27 +174,30 @@ def bit_worth(importance: Float[Tensor, " d_out"], c: float) -> Float[Tensor, " 
     return _BIT_WORTH * c**2 / importance
 
 
-class _BitTable:
-    """Lengths of codes, with the same or different ones for every `d_out` columns."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _CodedGrid:
+    """The grid of codes that will be entropy coded: see `Grid`.
 
-    def __init__(self, lengths: Sequence[Float[Tensor, "255"]], d_out: int, like: Tensor) -> None:
-        self._lengths = torch.cat(list(lengths)).to(like)
-        starts = torch.arange(len(lengths), device=like.device) * (2 * LARGEST_CODE + 1) + LARGEST_CODE
-        self._zeros = starts.repeat_interleave(d_out)
+    Attributes:
+        scales: one scale for each output.
+    """
 
-    def cheapest(
-        self,
-        parts: Float[Tensor, " columns"],
-        worth: Float[Tensor, " columns"],
-        current: Float[Tensor, " columns"] | None = None,
-    ) -> Float[Tensor, " columns"]:
-        """Return the code that costs least: the nearest, its neighbour towards zero, or the current one."""
-        nearest = parts.round().clamp_(-LARGEST_CODE, LARGEST_CODE)
-        choices = [nearest, nearest - nearest.sign(), *([] if current is None else [current])]
-        costs = [
-            self._lengths[self._zeros + codes.long()].mul_(worth).add_((parts - codes).square_()) for codes in choices
-        ]
-        best, least = choices[0], costs[0]
-        for codes, cost in zip(choices[1:], costs[1:], strict=True):
-            best, least = torch.where(cost < least, codes, best), torch.minimum(cost, least)
-        return best
+    scales: Scales
+
+    @property
+    def levels(self) -> Levels:
+        return Levels(least=-LARGEST_CODE, largest=LARGEST_CODE)
+
+    def by_input(self, d_in: int, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
+        return self.scales.by_input(d_in, dtype)
+
+    def shifted(self, weight: Float[Tensor, "d_in d_out"]) -> Float[Tensor, "d_in d_out"]:
+        return weight
+
+    def rounded(self, codes: Int8[Tensor, "d_in d_out"]) -> RoundedWeight:
+        return RoundedWeight(codes=codes, scales=self.scales, entropy_coded=True)
+
+    def rate(self, lengths: Float[Tensor, "255"], worth: Float[Tensor, " d_out"]) -> Rate:
+        """Return what bits cost, given the length of each code and the error that a bit is worth for each output."""
+        steps = self.scales.values(worth.dtype)[0]
+        return Rate(lengths=lengths.to(worth), worth=worth / steps.square())

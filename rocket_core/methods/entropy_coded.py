@@ -14,7 +14,6 @@ from torch import Tensor
 from rocket_core.candidates import Candidate
 from rocket_core.layers.code_stream import coded_bytes
 from rocket_core.linalg.entropy_rounding import (
-    LARGEST_CODE,
     RateTarget,
     entropy_bits,
     improve_for_rate,
@@ -24,6 +23,7 @@ from rocket_core.linalg.entropy_rounding import (
     scales_for,
 )
 from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.linalg.kernels.rate import LARGEST_CODE
 from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
@@ -34,8 +34,6 @@ from rocket_core.sizes.code_format import coded_format, fewest_coded_bytes
 _MOST_BITS = 6.5
 # Steps of candidates per octave; each octave is about a bit per weight.
 _PER_OCTAVE = 2
-# Steps that are tried at once: about those from 6.5 bits to the fewest.
-_TOGETHER = 14
 # Bytes that a layer may leave of a candidate's, as a part of them.
 _SLACK = 0.002
 _SWEEPS = 2
@@ -60,24 +58,21 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
     fewest, scale_bytes = fewest_coded_bytes(d_in, d_out), coded_format(d_in).scale_bytes(d_in, d_out)
     candidates: list[Candidate] = []
     first = math.ceil(_PER_OCTAVE * _octaves_for(sample.weight / steps, _MOST_BITS))
-    for step in itertools.count(first, _TOGETHER):
-        targets = [
-            RateTarget.of(sample.weight, steps, sample.importance, 2 ** (half_octave / _PER_OCTAVE))
-            for half_octave in range(step, step + _TOGETHER)
-        ]
-        for rounded in round_for_rate(sample.weight, sample.gram, targets):
-            size = math.ceil(coded_bytes(rounded.codes) * d_out / len(sample.outputs)) + scale_bytes
-            candidates.append(
-                Candidate(
-                    kind="entropy_coded",
-                    kept_parameters=d_in * d_out,
-                    stored_bytes=max(size, fewest),
-                    **sample.errors_of(rounded),
-                )
+    for half_octave in itertools.count(first):
+        target = RateTarget.of(sample.weight, steps, sample.importance, 2 ** (half_octave / _PER_OCTAVE))
+        rounded = round_for_rate(sample.weight, sample.gram, target)
+        size = math.ceil(coded_bytes(rounded.codes) * d_out / len(sample.outputs)) + scale_bytes
+        candidates.append(
+            Candidate(
+                kind="entropy_coded",
+                kept_parameters=d_in * d_out,
+                stored_bytes=max(size, fewest),
+                **sample.errors_of(rounded),
             )
-            if size <= fewest or not bool(rounded.codes.any()):
-                return [candidate for candidate in candidates if candidate.stored_bytes < d_in * d_out]
-    raise AssertionError
+        )
+        if size <= fewest or not bool(rounded.codes.any()):
+            break
+    return [candidate for candidate in candidates if candidate.stored_bytes < d_in * d_out]
 
 
 def compress(problem: LayerProblem, most_bytes: int) -> CompressedLayer:
@@ -145,7 +140,7 @@ class _Search:
     def _round(self, octaves: float, codes: Tensor, *, sweeps: int) -> tuple[RoundedWeight, int]:
         """Return the rounding for c = 2^octaves, given similar codes, and its bytes."""
         target = RateTarget.of(self._weight, self._steps, self._importance, 2**octaves, like=codes)
-        [rounded] = round_for_rate(self._weight, self._gram, [target])
+        rounded = round_for_rate(self._weight, self._gram, target)
         rounded = improve_for_rate(self._weight, self._gram, rounded, target.worth, sweeps=sweeps)
         return rounded, coded_bytes(rounded.codes)
 

@@ -12,7 +12,7 @@ from rocket_core.linalg.block_rounding import round_to_blocks
 from rocket_core.linalg.block_scales import search_block_scales
 from rocket_core.linalg.integer_codes import RoundedWeight, scale_exponent, search_scales
 from rocket_core.linalg.least_squares import output_errors
-from rocket_core.linalg.rounding import gptq, gptq_each, round_weight
+from rocket_core.linalg.rounding import gptq, round_weight
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance, parts_of_outputs
 from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockType, block_types_for
@@ -32,11 +32,11 @@ def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[Cod
         formats: the formats.
     """
     importance = sample.gram.matrix.diagonal()
-    scales = [search_scales(sample.weight, importance, code_format) for code_format in formats]
-    candidates = [
-        candidate_of(problem, rounded.scales.format, **sample.errors_of(rounded))
-        for rounded in gptq_each(sample.weight, sample.gram, scales)
-    ]
+    candidates = []
+    for code_format in formats:
+        scales = search_scales(sample.weight, importance, code_format)
+        errors = sample.errors_of(gptq(sample.weight, sample.gram, scales))
+        candidates.append(candidate_of(problem, code_format, **errors))
     return sorted(candidates, key=lambda candidate: -candidate.stored_bytes)
 
 

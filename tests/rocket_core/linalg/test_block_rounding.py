@@ -5,7 +5,7 @@ import torch
 from rocket_core.linalg.block_codes import in_half
 from rocket_core.linalg.block_rounding import refit_block_scales, round_to_blocks
 from rocket_core.linalg.block_scales import search_block_scales
-from rocket_core.linalg.rounding import gptq, gptq_each, improve, round_to_nearest
+from rocket_core.linalg.rounding import gptq, improve, round_to_nearest
 from rocket_core.sizes.block_types import BLOCK_FORMATS, BLOCK_TYPES
 from tests.reference import rounding as reference
 from tests.reference.llama_cpp import dequantize, quantize
@@ -68,13 +68,6 @@ def test_codes_are_levels_of_the_type(layer, name):
     assert set(rounded.codes.unique().tolist()) <= set(BLOCK_FORMATS[name].levels)
     assert bool((rounded.scales.group_scales != 0).all())
     assert bool((rounded.scales.block_scales != 0).all())
-
-
-def test_types_rounded_together_are_those_rounded_alone(layer):
-    weight, gram = layer
-    scales = [scales_of(layer, name) for name in BLOCK_TYPES]
-    for own, together in zip(scales, gptq_each(weight, gram, scales), strict=True):
-        assert torch.equal(gptq(weight, gram, own).codes, together.codes)
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)

@@ -1,0 +1,88 @@
+"""The loops of rounding, which visit one input after another: compiled for CPUs and GPUs, with a reference in torch.
+
+All three compute the same codes, but for ties that float rounding decides. `for_device` says which one runs.
+"""
+
+import importlib.util
+from functools import cache
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from rocket_core.linalg.code_grids import Levels
+from rocket_core.linalg.kernels.rate import Rate
+
+ROUNDING_BLOCK = 64
+"""Inputs that are rounded before the others are corrected for their errors by one matrix product."""
+
+
+class Kernels(Protocol):
+    """One implementation of the loops."""
+
+    NAME: str
+
+    def round_block(
+        self,
+        rest: Float[Tensor, "size columns"],
+        codes: Float[Tensor, "size columns"],
+        factor: Float[Tensor, "size size"],
+        steps: Float[Tensor, "size columns"],
+        levels: Levels,
+        rate: Rate | None,
+    ) -> Float[Tensor, "size columns"]:
+        """Round a block of inputs, one after another, and return their errors in units of the factor's diagonal.
+
+        Args:
+            rest: the weight in the order of rounding, which is overwritten.
+            codes: where the codes go.
+            factor: the block's part of `RoundingGram.factor`.
+            steps: step of each entry.
+            levels: what codes can be.
+            rate: what bits cost; None rounds to nearest.
+        """
+
+    def descend(
+        self,
+        codes: Float[Tensor, "n columns"],
+        slope: Float[Tensor, "n columns"],
+        matrix: Float[Tensor, "n n"],
+        steps: Float[Tensor, "n columns"],
+        order: Int64[Tensor, " n"],
+        levels: Levels,
+        rate: Rate | None,
+        sweeps: int,
+    ) -> None:
+        """Visit every code, in place, and give it the best value that it can have, given all others.
+
+        Args:
+            codes: the codes.
+            slope: G(W - W̃), which is kept up to date.
+            matrix: G, symmetric.
+            steps: step of each entry.
+            order: inputs in the order of visits.
+            levels: what codes can be.
+            rate: what bits cost; None minimises the error alone.
+            sweeps: most visits to every entry; fewer if codes stop changing.
+        """
+
+
+def for_device(device: torch.device) -> Kernels:
+    """Return the fastest loops that run on a device: numba's on CPUs, Triton's on GPUs, and torch's elsewhere."""
+    if device.type == "cpu" and _installed("numba"):
+        from rocket_core.linalg.kernels import on_cpu
+
+        return on_cpu
+    if device.type in {"cuda", "xpu"} and _installed("triton"):
+        from rocket_core.linalg.kernels import on_gpu
+
+        return on_gpu
+    from rocket_core.linalg.kernels import reference
+
+    return reference
+
+
+@cache
+def _installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None

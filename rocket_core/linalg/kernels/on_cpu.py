@@ -1,0 +1,191 @@
+"""The loops for CPUs, compiled by numba when they are first called, and kept beside the package or in the user's cache.
+
+Columns are divided among as many threads as torch uses. Their results do not depend on it.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from rocket_core.linalg.code_grids import Levels
+from rocket_core.linalg.kernels.rate import Rate
+
+NAME = "numba"
+
+# Columns of a block that the fastest cache holds.
+_TILE = 64
+
+
+def round_block(
+    rest: Float[Tensor, "size columns"],
+    codes: Float[Tensor, "size columns"],
+    factor: Float[Tensor, "size size"],
+    steps: Float[Tensor, "size columns"],
+    levels: Levels,
+    rate: Rate | None,
+) -> Float[Tensor, "size columns"]:
+    """See `Kernels.round_block`."""
+    errors = torch.empty_like(rest)
+    arrays = [part.numpy() for part in (rest, codes, errors, factor.contiguous(), steps)]
+    choice = _choice(levels, rate, rest.dtype)
+    _by_columns(rest.shape[1], lambda first, last: _round_block(*arrays, *choice, first, last))
+    return errors
+
+
+def descend(
+    codes: Float[Tensor, "n columns"],
+    slope: Float[Tensor, "n columns"],
+    matrix: Float[Tensor, "n n"],
+    steps: Float[Tensor, "n columns"],
+    order: Int64[Tensor, " n"],
+    levels: Levels,
+    rate: Rate | None,
+    sweeps: int,
+) -> None:
+    """See `Kernels.descend`: most visits compare, and only a changed code costs a pass over its column of the slope."""
+    # What belongs to one column is contiguous.
+    own, rows, sizes = (part.mT.contiguous() for part in (codes, slope, steps))
+    arrays = [part.numpy() for part in (own, rows, sizes, matrix.contiguous(), matrix.diagonal().contiguous(), order)]
+    choice = _choice(levels, rate, codes.dtype)
+    _by_columns(len(own), lambda first, last: _descend(*arrays, *choice, sweeps, first, last))
+    codes.copy_(own.mT)
+    slope.copy_(rows.mT)
+
+
+def _choice(levels: Levels, rate: Rate | None, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the arguments of a kernel from `least` to `worth`."""
+    # The last bit of 1.5 / eps is one.
+    numbers = torch.tensor([levels.least, levels.largest, 1.5 / torch.finfo(dtype).eps], dtype=dtype).numpy()
+    table = None if levels.table is None else torch.tensor(levels.table, dtype=dtype).numpy()
+    lengths, worth = (None, None) if rate is None else (part.to(dtype).numpy() for part in (rate.lengths, rate.worth))
+    return *numbers, table, lengths, worth
+
+
+def _by_columns(columns: int, act: Callable[[int, int], object]) -> None:
+    """Do something for ranges of columns, each in a thread."""
+    threads = min(torch.get_num_threads(), columns)
+    if threads <= 1:
+        act(0, columns)
+        return
+    bounds = [columns * part // threads for part in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(act, bounds[:-1], bounds[1:]))
+
+
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """Compile a function for the types of its arguments; sums are not reordered."""
+    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
+    try:
+        return numba.njit(function, cache=True, **options)  # type: ignore[no-any-return]
+    except RuntimeError:  # no place to keep it, as in a confined process
+        return numba.njit(function, **options)  # type: ignore[no-any-return]
+
+
+@numba.njit(inline="always", error_model="numpy")
+def _nearest(part: Any, least: Any, largest: Any, whole: Any, table: Any) -> Any:
+    """Return the nearest code; adding and subtracting `whole` rounds to an integer, with instructions for vectors."""
+    if table is None:
+        inside = part if part > least else least
+        inside = inside if inside < largest else largest
+        return (inside + whole) - whole
+    place = 0
+    while place + 1 < len(table) and 2 * part > table[place] + table[place + 1]:
+        place += 1
+    return table[place]
+
+
+@_compiled
+def _round_block(
+    rest: Any,
+    codes: Any,
+    errors: Any,
+    factor: Any,
+    steps: Any,
+    least: Any,
+    largest: Any,
+    whole: Any,
+    table: Any,
+    lengths: Any,
+    worth: Any,
+    first: int,
+    last: int,
+) -> None:
+    for begin in range(first, last, _TILE):
+        end = min(begin + _TILE, last)
+        for i in range(len(rest)):
+            pivot = factor[i, i]
+            # Views: indices from zero need no test for negative ones, which would keep the loops from using vectors.
+            own, step, code, error = rest[i, begin:end], steps[i, begin:end], codes[i, begin:end], errors[i, begin:end]
+            if lengths is None:
+                for j in range(len(own)):
+                    code[j] = _nearest(own[j] / step[j], least, largest, whole, table)
+            else:
+                for j in range(len(own)):
+                    part, price = own[j] / step[j], worth[begin + j] * pivot * pivot
+                    best = _nearest(part, least, largest, whole, table)
+                    inner = best - np.sign(best)
+                    cost = lengths[int(best) + 127] * price + (part - best) * (part - best)
+                    if lengths[int(inner) + 127] * price + (part - inner) * (part - inner) < cost:
+                        best = inner
+                    code[j] = best
+            for j in range(len(own)):
+                error[j] = (own[j] - code[j] * step[j]) / pivot
+            for k in range(i + 1, len(rest)):
+                entry, later = factor[i, k], rest[k, begin:end]
+                for j in range(len(later)):
+                    later[j] -= entry * error[j]
+
+
+@_compiled
+def _descend(
+    codes: Any,
+    slope: Any,
+    steps: Any,
+    matrix: Any,
+    diagonal: Any,
+    order: Any,
+    least: Any,
+    largest: Any,
+    whole: Any,
+    table: Any,
+    lengths: Any,
+    worth: Any,
+    sweeps: int,
+    first: int,
+    last: int,
+) -> None:
+    for j in range(first, last):
+        row, own, step = slope[j], codes[j], steps[j]
+        for _ in range(sweeps):
+            changed = False
+            for i in order:
+                unit, old = diagonal[i] * step[i], own[i]
+                if lengths is None:
+                    # Codes are at least one apart.
+                    if 2 * abs(row[i]) <= abs(unit):
+                        continue
+                    code = _nearest(old + row[i] / unit, least, largest, whole, table)
+                else:
+                    part, price = old + row[i] / unit, worth[j] / diagonal[i]
+                    code = _nearest(part, least, largest, whole, table)
+                    inner = code - np.sign(code)
+                    cost = lengths[int(code) + 127] * price + (part - code) * (part - code)
+                    other = lengths[int(inner) + 127] * price + (part - inner) * (part - inner)
+                    if other < cost:
+                        code, cost = inner, other
+                    if lengths[int(old) + 127] * price + (part - old) * (part - old) < cost:
+                        code = old
+                if code != old:
+                    change, line = (code - old) * step[i], matrix[i]
+                    for k in range(len(row)):
+                        row[k] -= line[k] * change
+                    own[i] = code
+                    changed = True
+            if not changed:
+                break

@@ -1,0 +1,174 @@
+"""The loops for GPUs, in Triton: a program visits a block of inputs of some columns, which stay in its registers."""
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from rocket_core.linalg.code_grids import Levels
+from rocket_core.linalg.kernels.rate import Rate
+
+NAME = "triton"
+
+_BLOCK = 64
+_COLUMNS = 16
+# Sweeps after which the host asks whether codes still change.
+_ASKED = 4
+
+
+def round_block(
+    rest: Float[Tensor, "size columns"],
+    codes: Float[Tensor, "size columns"],
+    factor: Float[Tensor, "size size"],
+    steps: Float[Tensor, "size columns"],
+    levels: Levels,
+    rate: Rate | None,
+) -> Float[Tensor, "size columns"]:
+    """See `Kernels.round_block`."""
+    errors = torch.empty_like(rest)
+    choice = _Choice(levels, rate, rest)
+    _launch(rest, codes, errors, factor.contiguous(), steps, choice, descends=False)
+    return errors
+
+
+def descend(
+    codes: Float[Tensor, "n columns"],
+    slope: Float[Tensor, "n columns"],
+    matrix: Float[Tensor, "n n"],
+    steps: Float[Tensor, "n columns"],
+    order: Int64[Tensor, " n"],
+    levels: Levels,
+    rate: Rate | None,
+    sweeps: int,
+) -> None:
+    """See `Kernels.descend`: a product for each block of inputs carries its changes to the slope of all."""
+    choice = _Choice(levels, rate, codes)
+    ordered = matrix[order][:, order]
+    own, rows, sizes = codes[order], slope[order], steps[order]
+    for sweep in range(sweeps):
+        before = own.clone() if sweep % _ASKED == _ASKED - 1 else None
+        for begin in range(0, len(own), _BLOCK):
+            end = min(begin + _BLOCK, len(own))
+            moved = torch.empty_like(own[begin:end])
+            block = ordered[begin:end, begin:end].contiguous()
+            # The kernel changes its copy of the slope; the product below changes that of all inputs alike.
+            _launch(rows[begin:end], own[begin:end], moved, block, sizes[begin:end], choice, descends=True)
+            rows.addmm_(ordered[:, begin:end], moved, alpha=-1)
+        if before is not None and torch.equal(before, own):
+            break
+    codes[order], slope[order] = own, rows
+
+
+class _Choice:
+    """What a kernel needs to choose codes."""
+
+    def __init__(self, levels: Levels, rate: Rate | None, like: Tensor) -> None:
+        self.least, self.largest = float(levels.least), float(levels.largest)
+        self.levels = len(levels.table or ())
+        # Tensors that the kernel does not read may be any.
+        self.table = like.new_tensor(levels.table) if levels.table else like
+        self.rated = rate is not None
+        self.lengths, self.worth = (like, like) if rate is None else (rate.lengths.to(like), rate.worth.to(like))
+
+
+def _launch(
+    rows: Tensor, codes: Tensor, out: Tensor, matrix: Tensor, steps: Tensor, choice: _Choice, *, descends: bool
+) -> None:
+    size, columns = rows.shape
+    _visit[(triton.cdiv(columns, _COLUMNS),)](
+        rows,
+        codes,
+        out,
+        matrix,
+        steps,
+        choice.table,
+        choice.lengths,
+        choice.worth,
+        size,
+        columns,
+        choice.least,
+        choice.largest,
+        levels=choice.levels,
+        rated=choice.rated,
+        descends=descends,
+        block=_BLOCK,
+        width=_COLUMNS,
+        num_warps=2,
+    )
+
+
+@triton.jit  # type: ignore[misc]
+def _visit(  # type: ignore[no-untyped-def]  # noqa: ANN202
+    rows,  # noqa: ANN001
+    codes,  # noqa: ANN001
+    out,  # noqa: ANN001
+    matrix,  # noqa: ANN001
+    steps,  # noqa: ANN001
+    table,  # noqa: ANN001
+    lengths,  # noqa: ANN001
+    worth,  # noqa: ANN001
+    size,  # noqa: ANN001
+    columns,  # noqa: ANN001
+    least,  # noqa: ANN001
+    largest,  # noqa: ANN001
+    levels: tl.constexpr,
+    rated: tl.constexpr,
+    descends: tl.constexpr,
+    block: tl.constexpr,
+    width: tl.constexpr,
+):
+    """Visit a block of inputs of some columns.
+
+    Rounding: `rows` is what is left of the weight, `matrix` the factor, `out` gets the errors. Descent: `rows` is the
+    slope, `matrix` G, `out` gets what was added to the rounded weight, and `codes` are read first.
+    """
+    place = tl.arange(0, block)
+    column = tl.program_id(0) * width + tl.arange(0, width)
+    inside = column < columns
+    where = place[:, None] * columns + column[None, :]
+    mask = (place[:, None] < size) & inside[None, :]
+    tile = tl.load(rows + where, mask=mask, other=0.0)
+    step = tl.load(steps + where, mask=mask, other=1.0)
+    code = tl.load(codes + where, mask=mask, other=0.0) if descends else tl.zeros_like(tile)
+    result = tl.zeros_like(tile)
+    price = tl.load(worth + column, mask=inside, other=0.0) if rated else 0.0
+    for i in range(block):
+        own = place[:, None] == i
+        line = tl.load(matrix + i * size + place, mask=(place < size) & (i < size), other=0.0)
+        pivot = tl.load(matrix + i * size + i, mask=i < size, other=1.0)
+        value = tl.sum(tl.where(own, tile, 0.0), axis=0)
+        unit = tl.sum(tl.where(own, step, 0.0), axis=0)
+        old = tl.sum(tl.where(own, code, 0.0), axis=0)
+        part = old + value / (pivot * unit) if descends else value / unit
+        if levels == 0:
+            # Half to even, as torch rounds.
+            best = tl.floor(part + 0.5)
+            best = tl.where((best - part == 0.5) & (2.0 * tl.floor(best * 0.5) != best), best - 1.0, best)
+            best = tl.minimum(tl.maximum(best, least), largest)
+        else:
+            best = tl.zeros_like(part) + tl.load(table)
+            for level in tl.static_range(1, levels):
+                upper = tl.load(table + level)
+                best = tl.where(2.0 * part > tl.load(table + level - 1) + upper, upper, best)
+        if rated:
+            bit = price / pivot if descends else price * pivot * pivot
+            sign = tl.where(best > 0, 1.0, tl.where(best < 0, -1.0, 0.0))
+            inner = best - sign
+            cost = tl.load(lengths + best.to(tl.int32) + 127) * bit + (part - best) * (part - best)
+            other = tl.load(lengths + inner.to(tl.int32) + 127) * bit + (part - inner) * (part - inner)
+            best = tl.where(other < cost, inner, best)
+            if descends:
+                kept = tl.load(lengths + old.to(tl.int32) + 127) * bit + (part - old) * (part - old)
+                best = tl.where(kept < tl.minimum(cost, other), old, best)
+        if descends:
+            moved = (best - old) * unit
+            tile -= line[:, None] * moved[None, :]
+            result = tl.where(own, result + moved[None, :], result)
+        else:
+            error = (value - best * unit) / pivot
+            tile = tl.where(place[:, None] > i, tile - line[:, None] * error[None, :], tile)
+            result = tl.where(own, error[None, :], result)
+        code = tl.where(own, best[None, :], code)
+    tl.store(codes + where, code, mask=mask)
+    tl.store(out + where, result, mask=mask)

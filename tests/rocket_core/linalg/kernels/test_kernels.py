@@ -1,0 +1,107 @@
+"""The compiled loops against the reference in torch, which the tests of rounding compare with explicit ones."""
+
+import os
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+import torch
+
+from rocket_core.linalg import kernels, rounding
+from rocket_core.linalg.block_scales import search_block_scales
+from rocket_core.linalg.entropy_rounding import RateTarget, improve_for_rate, relative_steps, round_for_rate
+from rocket_core.linalg.integer_codes import search_scales
+from rocket_core.linalg.kernels import reference
+from rocket_core.sizes.block_types import BLOCK_FORMATS
+from rocket_core.sizes.code_format import CodeFormat
+from tests.rocket_core.linalg.test_rounding import random_layer
+
+BLOCK_TYPES = ("IQ4_NL", "Q4_K", "Q8_0")
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+def grids(weight, gram):
+    """Return grids of few and of many codes, with and without offsets, evenly spaced or not."""
+    importance = gram.matrix.diagonal()
+    found = [search_scales(weight, importance, CodeFormat(bits=bits, group_size=32, scale_bits=8)) for bits in (2, 4)]
+    if len(weight) % 256 == 0:
+        found += [search_block_scales(weight, importance, BLOCK_FORMATS[name]) for name in BLOCK_TYPES]
+    return found
+
+
+def codes_by(implementation, weight, gram):
+    """Return all codes, and errors of outputs, that an implementation of the loops computes."""
+    results = []
+    with mock.patch.object(rounding, "for_device", return_value=implementation):
+        for grid in grids(weight, gram):
+            rounded = rounding.gptq(weight, gram, grid)
+            results += [rounded.codes, *descended(weight, gram, rounded)]
+        ones = torch.ones(weight.shape[1], dtype=weight.dtype, device=weight.device)
+        target = RateTarget.of(weight, relative_steps(gram, ones), ones, 1.0)
+        rounded = round_for_rate(weight, gram, target)
+        results += [rounded.codes, improve_for_rate(weight, gram, rounded, target.worth).codes]
+    return results
+
+
+def descended(weight, gram, rounded):
+    found, errors = rounding.descend(weight, gram, rounded.codes, rounded.scales)
+    torch.testing.assert_close(errors, gram.errors(weight - found.weight(weight.dtype)), rtol=1e-3, atol=1e-6)
+    return found.codes, errors
+
+
+def assert_same(found, expected):
+    for own, other in zip(found, expected, strict=True):
+        if own.dtype == torch.int8:
+            assert float((own.cpu() != other).double().mean()) <= 1e-3  # ties
+        else:
+            torch.testing.assert_close(own.cpu(), other, rtol=1e-2, atol=1e-6)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 3), (70, 5), (256, 65)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_numba_computes_the_codes_of_the_reference(shape, dtype, threads):
+    from rocket_core.linalg.kernels import on_cpu
+
+    weight, gram = random_layer(*shape, dtype=dtype)
+    expected = codes_by(reference, weight, gram)
+    with mock.patch.object(torch, "get_num_threads", return_value=threads):
+        assert_same(codes_by(on_cpu, weight, gram), expected)
+
+
+def test_a_cpu_computes_with_numba():
+    assert kernels.for_device(torch.device("cpu")).NAME == "numba"
+
+
+def test_other_devices_compute_with_torch():
+    assert kernels.for_device(torch.device("meta")) is reference
+
+
+# Interpreted, as the variable is read when Triton is imported.
+INTERPRETED = """
+import torch
+from tests.rocket_core.linalg.kernels.test_kernels import assert_same, codes_by, random_layer
+from rocket_core.linalg.kernels import on_gpu, reference
+for shape, dtype in (((70, 5), torch.float32), ((20, 18), torch.float64)):
+    weight, gram = random_layer(*shape, dtype=dtype)
+    assert_same(codes_by(on_gpu, weight, gram), codes_by(reference, weight, gram))
+"""
+
+
+def test_triton_computes_the_codes_of_the_reference():
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, check=True, timeout=600)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 3), (70, 5), (512, 300)])
+def test_a_gpu_computes_the_codes_of_the_reference(shape, dtype):
+    weight, gram = random_layer(*shape, dtype=dtype)
+    expected = codes_by(reference, weight, gram)
+    on_gpu = rounding.RoundingGram(matrix=gram.matrix.cuda(), order=gram.order.cuda())
+    assert kernels.for_device(on_gpu.matrix.device).NAME == "triton"
+    assert_same(codes_by(kernels.for_device(on_gpu.matrix.device), weight.cuda(), on_gpu), expected)
