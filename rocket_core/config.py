@@ -14,6 +14,7 @@ from rocket_core.sizes.budget import BudgetUnit
 from rocket_core.sizes.code_format import MEMORY_GROUPS, CodeBits, CodeChoices, GroupSize
 from rocket_core.sizes.target import BitsPerWeight, ByBytes, ByFormat, ByRatio, Target, target_of
 
+TokenWeights = Literal["gradient", "none"]
 Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda", "sparsegpt", "rtn", "gptq"]
 Preset = Literal["paper", "fast", "best", "max"]
 Objective = Literal["weight", "whitened", "fisher"]
@@ -98,6 +99,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
             "metric": "frobenius",
             "sweeps": 0,
             "column_weights": False,
+            "token_weights": "none",
             "sequential": False,
             "refine": False,
         },
@@ -108,6 +110,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
             "importance_balance": 0.0,
             "sweeps": 0,
             "column_weights": True,
+            "token_weights": "gradient",
             "sequential": False,
             "refine": False,
         },
@@ -118,6 +121,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
             "importance_balance": 0.0,
             "sweeps": 2,
             "column_weights": True,
+            "token_weights": "gradient",
             "sequential": True,
             "refine": False,
         },
@@ -128,6 +132,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
             "importance_balance": 0.0,
             "sweeps": 2,
             "column_weights": True,
+            "token_weights": "gradient",
             "sequential": True,
             "refine": True,
         },
@@ -400,6 +405,11 @@ class MethodOptions(FrozenModel):
     """weight the error of each output of a layer by the loss's sensitivity to it (objective `fisher`); on by default,
     and free.
     """
+    token_weights: TokenWeights = "gradient"  # noqa: S105 - no password
+    """how much each calibration token counts: by the `gradient` of the loss at the layers that read it (default, with
+    objective `fisher`, for models that predict tokens), for which the backward pass covers all calibration windows; or
+    `none`, where all count the same.
+    """
     sequential: bool = False
     """compress each layer for the inputs produced by the layers compressed before it, towards the outputs of the dense
     model; off by default. Costs about three forward passes over the calibration windows, and statistics that cannot be
@@ -418,8 +428,8 @@ class MethodOptions(FrozenModel):
     rocket; needs memory for two copies of the whole model, and time in proportion to the tokens.
     """
     sensitivity_samples: Annotated[int, Field(ge=1)] = 32
-    """calibration windows on which sensitivities are measured, at least 1, default 32; the time of the backward pass is
-    proportional to it.
+    """calibration windows on which sensitivities are measured if tokens have no weights, at least 1, default 32; the
+    time of the backward pass is proportional to it.
     """
     calibrate_all_experts: bool = False
     """calibrate every expert of a mixture on all tokens, instead of those that the router sends to it with an average
@@ -487,6 +497,8 @@ class CompressionConfig(MethodOptions):
             raise ValueError("kinds: a shared dictionary has no cap on each layer; take objective fisher or whitened")
         if self.column_weights and self.objective != "fisher":
             raise ValueError("column_weights need the sensitivities of objective fisher")
+        if self.token_weights == "gradient" and self.objective != "fisher":  # noqa: S105 - no password
+            raise ValueError("token_weights gradient needs objective fisher, which measures gradients")
         if "embeddings" in (self.include or ()) and not self.profiles_tables:
             raise ValueError("include embeddings: they are quantized, which needs kind quantized and budget bytes")
         if self.rounds_values and self.budget != "parameters":
@@ -667,6 +679,15 @@ class CompressionConfig(MethodOptions):
             device=self.device,
         )
 
+    def gradient_windows(self, windows: int) -> int:
+        """Return how many of the calibration windows the backward pass covers."""
+        return windows if self.weighs_tokens else min(windows, self.sensitivity_samples)
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether the gradients of tokens decide how much each counts."""
+        return self.measures_sensitivities and self.token_weights == "gradient"  # noqa: S105 - no password
+
     @property
     def measures_sensitivities(self) -> bool:
         """Whether sensitivities are measured with a backward pass before calibration."""
@@ -697,7 +718,7 @@ def with_preset(settings: Any) -> Any:
         yielding |= {"kinds": engine.kinds, "export": engine.exports, "budget": "bytes"}
     objective = settings.get("objective", chosen["objective"])
     if objective != "fisher":
-        yielding["column_weights"] = False
+        yielding |= {"column_weights": False, "token_weights": "none"}
     if objective == "weight":
         kinds = yielding.get("kinds", chosen["kinds"])
         yielding["kinds"] = tuple(kind for kind in kinds if kind != "shared")

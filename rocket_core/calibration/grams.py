@@ -86,8 +86,9 @@ def collect_statistics(
     *,
     batches: int,
     dtype: torch.dtype,
+    weights: Callable[[Sequence[str]], Tensor | None] = lambda _layers: None,
 ) -> dict[str, GramStatistics]:
-    """Run a block on all batches and accumulate the Gram matrices of its layers.
+    """Run a block on all batches and accumulate the Gram matrices of its layers, XᵀX, or XᵀTX with weighted tokens.
 
     Products are computed in `dtype` and summed in float64.
 
@@ -97,6 +98,8 @@ def collect_statistics(
         run: runs the block on the batch with that index.
         batches: number of batches.
         dtype: dtype of the products, float32 or float64.
+        weights: given the layers that read an input, returns the weight of each token of all batches, with mean 1; None
+            if all count the same.
 
     Returns:
         Statistics by layer name; members of a group share tensors. A layer that no batch reached has none.
@@ -104,7 +107,8 @@ def collect_statistics(
     Raises:
         NonFiniteCalibrationError: a layer's input or output has NaN or infinity; the message names layer and batch.
     """
-    collector = _Collector(dtype=dtype)
+    roots = {group.layers[0]: _root(weights(group.layers), dtype) for group in groups}
+    collector = _Collector(dtype=dtype, roots=roots)
     with ExitStack() as hooks:
         for group in groups:
             for name in group.layers if group.from_output else group.layers[:1]:
@@ -138,26 +142,39 @@ def sum_inputs(name: str, inputs: Iterable[Tensor], dtype: torch.dtype) -> GramS
 
 @dataclass(kw_only=True, slots=True)
 class _Collector:
+    """Sums of all layers.
+
+    Attributes:
+        dtype: dtype of the products.
+        roots: root of each token's weight, by the name of a group; None if all tokens count the same.
+        batch: number of the batch.
+        sums: by layer.
+    """
+
     dtype: torch.dtype
+    roots: Mapping[str, Tensor | None] = field(default_factory=dict)
     batch: int = 0
     sums: dict[str, _Sums] = field(default_factory=dict)
 
     def add(self, name: str, group: InputGroup, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
         """Add a layer's contribution to its group; a forward hook, once name and group are bound."""
         sums = self.sums.setdefault(name, _Sums())
+        begin, read = sums.tokens, first_input(args, kwargs)
+        sums.tokens += read.numel() // read.shape[-1]
+        roots = self.roots.get(group.layers[0])
+        root = None if roots is None else roots[begin : sums.tokens, None].to(read.device)
         if name == group.layers[0]:
-            rows = self._rows(first_input(args, kwargs))
-            sums.tokens += rows.shape[0]
+            rows = self._rows(read, root)
             if group.from_output:
                 sums.energy = self._added(sums.energy, rows.square().sum(0), name)
             else:
-                sums.gram = self._added(sums.gram, _product(rows, first_input(args, kwargs).dtype), name)
+                sums.gram = self._added(sums.gram, _product(rows, read.dtype if root is None else self.dtype), name)
                 sums.energy = sums.gram.diagonal()
         if group.from_output:
             # Subtracting a large bias from a rounded output would leave noise; a second product costs little.
             biased = isinstance(module.bias, Tensor)
             weight = oriented_weight(module).to(self.dtype) if biased else None
-            rows = self._rows(output) if weight is None else self._rows(first_input(args, kwargs)) @ weight
+            rows = self._rows(output, root) if weight is None else self._rows(read, root) @ weight
             sums.output_gram = self._added(sums.output_gram, rows.mT @ rows, name)
 
     def statistics(self, name: str, group: InputGroup) -> GramStatistics:
@@ -171,8 +188,9 @@ class _Collector:
             input_energy=first.energy,
         )
 
-    def _rows(self, tensor: Tensor) -> Float[Tensor, "rows features"]:
-        return tensor.detach().reshape(-1, tensor.shape[-1]).to(self.dtype)
+    def _rows(self, tensor: Tensor, root: Float[Tensor, "rows 1"] | None) -> Float[Tensor, "rows features"]:
+        rows = tensor.detach().reshape(-1, tensor.shape[-1]).to(self.dtype)
+        return rows if root is None else rows * root
 
     def _added(self, total: Tensor | None, term: Tensor, name: str) -> Tensor:
         # A NaN or infinity anywhere in the rows appears on the diagonal of their Gram matrix.
@@ -183,6 +201,10 @@ class _Collector:
                 "a wider dtype (dtype float32), or check its weights and the calibration text"
             )
         return term.double() if total is None else total.add_(term)
+
+
+def _root(weights: Float[Tensor, " tokens"] | None, dtype: torch.dtype) -> Float[Tensor, " tokens"] | None:
+    return None if weights is None else weights.sqrt().to(dtype)
 
 
 def _product(rows: Float[Tensor, "rows features"], dtype: torch.dtype) -> Float[Tensor, "features features"]:

@@ -65,21 +65,36 @@ def placeholder_ids(config: PretrainedConfig) -> frozenset[int]:
 
 
 def negative_log_likelihood(
-    model: PreTrainedModel, batch: Mapping[str, Tensor], targets: Tensor, text: TextLoss
+    model: PreTrainedModel, batch: Mapping[str, Tensor], targets: Tensor, text: TextLoss, generator: torch.Generator
 ) -> Float[Tensor, ""]:
-    """Return the negative log-likelihood of the targets, and add it to the sums of a text."""
+    """Return the negative log-likelihood of tokens drawn from the model's predictions; add up that of the targets.
+
+    The expectation of its squared gradients is the diagonal of the Fisher information of the predictions, which is the
+    curvature of the KL divergence from them; with the targets, tokens that the model did not expect would count most.
+    """
     logits = model(**batch, **without_cache(model)).logits
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
-    value = cross_entropy(wide, targets.flatten(), reduction="sum", ignore_index=_NO_TARGET)
-    predicted = targets.flatten() != _NO_TARGET
+    targets = targets.flatten()
+    predicted = targets != _NO_TARGET
     text.add(
         TextLoss(
             tokens=int(predicted.sum()),
-            negative_log_likelihood=float(value.detach()),
+            negative_log_likelihood=float(
+                cross_entropy(wide.detach(), targets, reduction="sum", ignore_index=_NO_TARGET)
+            ),
             entropy=float(_entropies(wide.detach())[predicted].sum()),
         )
     )
-    return value
+    drawn = torch.where(predicted, _drawn(wide.detach(), generator), _NO_TARGET)
+    return cross_entropy(wide, drawn, reduction="sum", ignore_index=_NO_TARGET)
+
+
+def _drawn(logits: Float[Tensor, "n vocabulary"], generator: torch.Generator) -> Int[Tensor, " n"]:
+    """Return a token from each distribution; on all devices the same but for rounding."""
+    sums = logits.softmax(dim=-1).cumsum(dim=-1)
+    # Sums do not end at one exactly.
+    places = torch.rand(len(logits), 1, generator=generator).to(sums) * sums[:, -1:]
+    return torch.searchsorted(sums, places)[:, 0].clamp_max(logits.shape[-1] - 1)
 
 
 @torch.no_grad()

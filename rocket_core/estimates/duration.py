@@ -101,7 +101,7 @@ def count_operations(
         return None
     found: dict[Stage, Operations] = {"preflight": Operations(seconds=_START_SECONDS)}
     if config.measures_sensitivities:
-        tokens = min(work.windows, config.sensitivity_samples) * work.sequence_length
+        tokens = config.gradient_windows(work.windows) * work.sequence_length
         reached = tokens * model.active_part
         passes = model_products(2 * _DIFFERENTIATING_PASSES * model.parameters * reached, model.itemsize)
         passes += activation_passes(_SENSITIVITY_PASSES, model.shapes, reached)

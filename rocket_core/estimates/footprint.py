@@ -345,7 +345,7 @@ def _statistics_disk(model: ModelShape, work: Workload) -> int:
         kept += sum(d_in**2 * _FLOAT64 for d_in, _ in shapes) if work.input_grams else 0
     states = 0
     if config.measures_sensitivities:
-        windows = min(work.windows, config.sensitivity_samples)
+        windows = config.gradient_windows(work.windows)
         states = sensitivity_disk_bytes(model, windows=windows, sequence_length=work.sequence_length)
     return max(min(kept, config.statistics_quota_bytes), states)
 

@@ -15,7 +15,11 @@ Decodes 100 to 240 MB/s of codes on a busy core, and encodes 20. Asymmetric nume
 to 30 MB/s in the library constriction and 10 to 30 in numpy, where the interleaved states take more bytes than is won.
 """
 
+import heapq
+import math
 import zlib
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,9 +29,14 @@ from torch import Tensor
 from rocket_core.errors import CorruptCheckpointError, InvalidConfigError
 from rocket_core.linalg.entropy_rounding import LARGEST_CODE
 
+_DigitsT = TypeVar("_DigitsT", np.ndarray, Tensor)
 _DAMAGED = "copy the files again"
 # Largest magnitude in a byte, by the number of codes in it: (2 · magnitude + 1)^number <= 256.
 _MAGNITUDES = {1: LARGEST_CODE, 2: 7, 3: 2}
+# Deflate's symbols between two tables, about the bits that each symbol takes of a table, and what frames a stream.
+_DEFLATE_BLOCK = 2**15 - 1
+_BITS_OF_A_TABLE_ENTRY = 3
+_FRAME_BYTES = 30
 
 
 def encode_codes(codes: Int8[Tensor, " n"]) -> UInt8[Tensor, " bytes"]:
@@ -47,13 +56,55 @@ def encode_codes(codes: Int8[Tensor, " n"]) -> UInt8[Tensor, " bytes"]:
     values = codes.cpu().numpy()
     if values.min() < -LARGEST_CODE:
         raise InvalidConfigError(f"entropy-coded codes are at least -{LARGEST_CODE}, not {values.min()}")
-    streams = [bytes([number]) + _deflated(*_arranged(values, number)) for number in _MAGNITUDES]
-    return torch.frombuffer(bytearray(min(streams, key=len)), dtype=torch.uint8)
+    expected = _expected_bytes(codes)
+    number = min(expected, key=lambda number: expected[number])
+    stream = bytes([number]) + _deflated(*_arranged(values, number))
+    return torch.frombuffer(bytearray(stream), dtype=torch.uint8)
 
 
 def coded_bytes(codes: Int8[Tensor, "d_in d_out"]) -> int:
     """Return the bytes of a layer's codes as a stream."""
     return encode_codes(codes.T.reshape(-1)).numel()
+
+
+def expected_bytes(codes: Int8[Tensor, "d_in d_out"]) -> int:
+    """Return about `coded_bytes`, to within a percent, from how often bytes occur; takes a fraction of the time."""
+    return min(_expected_bytes(codes.T.reshape(-1)).values())
+
+
+def _expected_bytes(codes: Int8[Tensor, " n"]) -> dict[int, int]:
+    """Return about the length of a stream by the number of codes to a byte."""
+    sizes = torch.bincount(codes.abs().int(), minlength=LARGEST_CODE + 1).tolist()
+    found = {}
+    for number, most in _MAGNITUDES.items():
+        digits = torch.nn.functional.pad(codes.clamp(-most, most) + most, (0, -len(codes) % number), value=most)
+        packed = _packed(digits.view(torch.uint8), number)
+        blocks = -(-len(packed) // _DEFLATE_BLOCK)
+        excess = sizes[most:] if sum(sizes[most:]) else []
+        bits = _huffman_bits(torch.bincount(packed).tolist(), tables=blocks) + _huffman_bits(excess, tables=1)
+        found[number] = _FRAME_BYTES + math.ceil(bits / 8)
+    return found
+
+
+def _packed(digits: _DigitsT, number: int) -> _DigitsT:
+    """Return digits, `number` to a byte."""
+    base = 2 * _MAGNITUDES[number] + 1
+    packed = digits[number - 1 :: number]
+    for place in reversed(range(number - 1)):
+        packed = packed * base + digits[place::number]
+    return packed
+
+
+def _huffman_bits(counts: Sequence[int], *, tables: int) -> int:
+    """Return the bits of a text in a Huffman code with some tables, given how often each symbol occurs."""
+    heap = [count for count in counts if count]
+    bits = _BITS_OF_A_TABLE_ENTRY * len(heap) * tables + (heap[0] if len(heap) == 1 else 0)
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        joined = heapq.heappop(heap) + heapq.heappop(heap)
+        heapq.heappush(heap, joined)
+        bits += joined
+    return bits
 
 
 def decode_codes(stream: UInt8[Tensor, " bytes"], n: int, *, layer: str) -> Int8[Tensor, " n"]:
@@ -85,12 +136,10 @@ def decode_codes(stream: UInt8[Tensor, " bytes"], n: int, *, layer: str) -> Int8
 
 def _arranged(codes: np.ndarray, number: int) -> tuple[bytes, bytes]:
     """Return codes, limited to the magnitude, `number` to a byte; and what the magnitude of limited codes exceeds."""
-    most, base = _MAGNITUDES[number], 2 * _MAGNITUDES[number] + 1
+    most = _MAGNITUDES[number]
     digits = np.full(-(-len(codes) // number) * number, most, dtype=np.uint8)
     digits[: len(codes)] = codes.clip(-most, most) + most
-    packed = np.zeros(len(digits) // number, dtype=np.uint8)
-    for place in reversed(range(number)):
-        packed = packed * np.uint8(base) + digits[place::number]
+    packed = _packed(digits, number)
     sizes = np.abs(codes)
     return packed.tobytes(), (sizes[sizes >= most] - most).astype(np.uint8).tobytes()
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.candidates import Candidate
-from rocket_core.layers.code_stream import coded_bytes
+from rocket_core.layers.code_stream import coded_bytes, expected_bytes
 from rocket_core.linalg.entropy_rounding import (
     RateTarget,
     entropy_bits,
@@ -61,7 +61,7 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
     for half_octave in itertools.count(first):
         target = RateTarget.of(sample.weight, steps, sample.importance, 2 ** (half_octave / _PER_OCTAVE))
         rounded = round_for_rate(sample.weight, sample.gram, target)
-        size = math.ceil(coded_bytes(rounded.codes) * d_out / len(sample.outputs)) + scale_bytes
+        size = math.ceil(expected_bytes(rounded.codes) * d_out / len(sample.outputs)) + scale_bytes
         candidates.append(
             Candidate(
                 kind="entropy_coded",
@@ -138,11 +138,11 @@ class _Search:
         return _Root(self._aim, self._weight.numel() / 8)
 
     def _round(self, octaves: float, codes: Tensor, *, sweeps: int) -> tuple[RoundedWeight, int]:
-        """Return the rounding for c = 2^octaves, given similar codes, and its bytes."""
+        """Return the rounding for c = 2^octaves, given similar codes, and its bytes; about, without sweeps."""
         target = RateTarget.of(self._weight, self._steps, self._importance, 2**octaves, like=codes)
         rounded = round_for_rate(self._weight, self._gram, target)
         rounded = improve_for_rate(self._weight, self._gram, rounded, target.worth, sweeps=sweeps)
-        return rounded, coded_bytes(rounded.codes)
+        return rounded, coded_bytes(rounded.codes) if sweeps else expected_bytes(rounded.codes)
 
 
 class _Root:

@@ -28,9 +28,17 @@ class BlockWalk:
         run: the run.
         inputs: calibration inputs; a tensor holds windows of text.
         on_batch: called before each batch goes through a block, because a block takes long on a slow device.
+        weights: see `collect_statistics`.
     """
 
-    def __init__(self, run: Run, inputs: CalibrationInputs | Tensor, on_batch: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        inputs: CalibrationInputs | Tensor,
+        on_batch: Callable[[], None],
+        weights: Callable[[Sequence[str]], Tensor | None] = lambda _layers: None,
+    ) -> None:
+        self._weights = weights
         self._run = run
         self._on_batch = on_batch
         self._inputs = CalibrationInputs.of_text(inputs) if isinstance(inputs, Tensor) else inputs
@@ -105,6 +113,7 @@ class BlockWalk:
                 lambda batch: self._step(block, index, batch),
                 batches=batches,
                 dtype=self._run.precision,
+                weights=self._weights,
             )
         return statistics if everywhere else inputs.shrunk(statistics, groups)
 

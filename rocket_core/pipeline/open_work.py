@@ -15,7 +15,7 @@ from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import StageReport
 from rocket_core.system.devices import resolve_device
 from rocket_core.system.energy import EnergyMeter
-from rocket_core.system.process_memory import map_large_tensors
+from rocket_core.system.process_memory import keep_freed_memory
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def open_work(
     resolved = resolve_device(device)
     if output.exists() and not output.is_dir():
         raise InvalidConfigError(f"{output} is a file; give a folder to write to")
-    map_large_tensors()
+    keep_freed_memory()
     work = WorkFolder(output / WORK_FOLDER_NAME)
 
     def save(stages: tuple[StageReport, ...]) -> None:

@@ -212,9 +212,9 @@ def _profile(prepared: PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
     run, work, monitor = prepared.run, prepared.work, prepared.monitor
     if run.config.measures_sensitivities:
         with monitor.stage("differentiating"), fast_products():
-            windows = run.config.sensitivity_samples
+            windows = run.config.gradient_windows(len(prepared.calibration))
             # Evenly spaced, because the first windows may all be from one document.
-            stride = max(1, len(prepared.calibration) // windows)
+            stride = len(prepared.calibration) // windows
             measure_sensitivities(run, prepared.calibration[::stride], work, monitor, windows=windows)
     with monitor.stage("calibrating"), fast_products():
         profiled = profile_layers(run, prepared.calibration, work, monitor)

@@ -19,7 +19,7 @@ from rocket_core.calibration.sensitivity import (
     side_inputs,
 )
 from rocket_core.calibration.token_loss import TextLoss, read_tokens
-from rocket_core.experts import UnfusedExperts
+from rocket_core.experts import UnfusedExperts, is_expert_name
 from rocket_core.models.block_calls import Activations, added_by_model, handing_on, run_before
 from rocket_core.models.block_lists import BlockList
 from rocket_core.pipeline.block_walk import begin_walk, loaded_block, loaded_surroundings, split_inputs
@@ -112,6 +112,7 @@ class _ReversePass:
         self._cache = cache
         self._monitor = monitor
         self._loss: Loss = loss
+        self._weighs_tokens = run.config.weighs_tokens and loss == "tokens"
         self._lists = run.architecture.language_lists
         self._heads = [table.measured_head for table in run.tables if table.measured_head is not None]
         self._embeddings = embeddings_by_list(run)
@@ -353,7 +354,10 @@ class _ReversePass:
     def _save_sensitivities(self, names: Sequence[str], squares: SquaredGradients, tokens: int) -> None:
         diagonals = {name: squares.total(name) / tokens for name in names}
         for name, diagonal in with_another_token(diagonals, self._experts, tokens).items():
-            self._work.save_sensitivity(name, Sensitivity(fisher_diagonal=diagonal))
+            # In other batches an expert may get other tokens, as its router decides close calls otherwise.
+            weighted = self._weighs_tokens and not is_expert_name(name, self._experts)
+            by_token = squares.token_gradients(name) if weighted else None
+            self._work.save_sensitivity(name, Sensitivity(fisher_diagonal=diagonal, token_gradients=by_token))
 
     def _squares(self, names: Sequence[str]) -> SquaredGradients:
         architecture = self._run.architecture

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 
 from rocket_core.allocation import Allocation
 from rocket_core.calibration.samples import CalibrationInputs
-from rocket_core.calibration.sensitivity import Sensitivity
+from rocket_core.calibration.sensitivity import Sensitivity, token_weights
 from rocket_core.candidates import LayerProfile
 from rocket_core.checkpoint import TensorEntry
 from rocket_core.errors import (
@@ -161,13 +161,24 @@ class WorkFolder:
         write_text(self.path / "stages.json", json.dumps([stage.model_dump() for stage in stages]))
 
     def sensitivity(self, layer: str) -> Sensitivity | None:
-        """Return the Fisher diagonal of a layer's output, if it has been measured."""
+        """Return the sensitivity of the loss to a layer's output, if it has been measured."""
         file = self.path / "sensitivities" / f"{layer}.safetensors"
-        return Sensitivity(fisher_diagonal=read_tensors(file)["curvature"]) if file.is_file() else None
+        if not file.is_file():
+            return None
+        tensors = read_tensors(file)
+        return Sensitivity(fisher_diagonal=tensors["curvature"], token_gradients=tensors.get("tokens"))
 
     def save_sensitivity(self, layer: str, sensitivity: Sensitivity) -> None:
-        """Store the Fisher diagonal of a layer's output."""
-        write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", {"curvature": sensitivity.fisher_diagonal})
+        """Store the sensitivity of the loss to a layer's output."""
+        tensors = {"curvature": sensitivity.fisher_diagonal}
+        if sensitivity.token_gradients is not None:
+            tensors["tokens"] = sensitivity.token_gradients
+        write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", tensors)
+
+    def token_weights(self, layers: Sequence[str]) -> torch.Tensor | None:
+        """Return how much each token counts in the Gram matrix of what some layers read; None if all count the same."""
+        found = [self.sensitivity(layer) for layer in layers]
+        return token_weights([None if known is None else known.token_gradients for known in found])
 
     def text(self) -> CalibratedText | None:
         """Return how well the original predicts the calibration text, if that has been measured."""

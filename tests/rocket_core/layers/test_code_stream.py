@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError
 from rocket_core.layers import LayerEntry, QuantizedLinear, layer_tensors, read_entries
-from rocket_core.layers.code_stream import decode_codes, encode_codes
+from rocket_core.layers.code_stream import coded_bytes, decode_codes, encode_codes, expected_bytes
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.sizes.code_format import CodeFormat
 from tests.reference.stored_layers import make_rounded
@@ -146,3 +146,12 @@ def test_the_table_has_the_bytes_of_the_stream():
             read_entries({"q": written | wrong}, 3)
     with pytest.raises(CheckpointFormatError, match="layer 'q'"):
         read_entries({"q": {"nnz": 4, "coded_bytes": 3}}, 3)
+
+
+@pytest.mark.parametrize("n", [1, 4096, 100_001])
+@pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 4.0, 25.0])
+def test_expected_bytes_are_those_of_the_stream(n, scale):
+    generator = torch.Generator().manual_seed(n)
+    codes = (torch.randn(n, 1, generator=generator) * scale).round().clamp(-127, 127).to(torch.int8)
+    size = coded_bytes(codes)
+    assert abs(expected_bytes(codes) - size) <= 0.01 * size + 40

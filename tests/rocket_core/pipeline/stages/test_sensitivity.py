@@ -332,7 +332,7 @@ import torch
 torch.set_num_threads(1)
 from rocket_core.checkpoint import find_model
 from rocket_core.config import compression_config
-from rocket_core.system.process_memory import map_large_tensors
+from rocket_core.system.process_memory import keep_freed_memory
 from rocket_core.pipeline.preflight import prepare_run, run_identity
 from tests.reference.sensitivity import silent_monitor
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
@@ -349,7 +349,7 @@ def watch():
         peak = max(peak, anonymous())
         time.sleep(0.002)
 threading.Thread(target=watch, daemon=True).start()
-map_large_tensors()
+keep_freed_memory()
 config = compression_config(ratio=0.3, calibration={"dataset": sys.argv[1], "samples": 8, "sequence_length": 32})
 tokens = CalibrationInputs.of_text(torch.randint(3, 259, (2, 32)))
 for number, model in enumerate(sys.argv[2:]):
