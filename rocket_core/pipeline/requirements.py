@@ -117,7 +117,7 @@ def _model_shape(run: Run) -> ModelShape:
         held_itemsize=None if run.held_dtype is None else run.held_dtype.itemsize,
         largest_table=max(tables, default=None),
         predicts=natural_loss(model, reads_in_order=in_order) == "tokens",
-        stored_bytes=run.checkpoint.stored_bytes,
+        stored_bytes=run.checkpoint.decoded_bytes,
         tables=tuple(run.architecture.shape(table.name) for table in run.tables),
         active_part=active_part(model.config.to_dict()),
     )
