@@ -240,6 +240,13 @@ class Checkpoint:
         return self.stored_bytes + self.weights.decoded_bytes - self.weights.stored_bytes
 
     @cached_property
+    def coded_bits(self) -> float | None:
+        """Average bits of a weight in few bits, scales included; None for plain weights."""
+        coded = [entry for entry in self.entries.values() if isinstance(entry, DecodedEntry)]
+        numbers = sum(entry.numbers for entry in coded)
+        return 8 * sum(entry.file_bytes for entry in coded) / numbers if numbers else None
+
+    @cached_property
     def weights(self) -> WeightSummary:
         """Dtypes and shapes of the weight matrices."""
         return summarize(self.entries.values())

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
 from rocket_core.pipeline.stages.healing.plan import HealingPlan
 from rocket_core.sizes.reachability import Reach
-from rocket_core.sizes.target import ByFormat
+from rocket_core.sizes.target import ByFormat, ByRatio, Target, decoded_ratio
 from rocket_core.system.devices import free_memory
 from rocket_core.system.machine import free_disk, gibibytes
 
@@ -162,7 +163,7 @@ def reach_of_run(run: Run) -> Reach:
     names = [name for block in run.layers for name in block]
     tables = [table.name for table in run.tables] if run.config.decides_tables else []
     target = run.config.target
-    return reach_of_layers(
+    reach = reach_of_layers(
         [run.architecture.shape(name) for name in names],
         itemsize=run.dtype.itemsize,
         other_bytes=bytes_beside(run, names + tables),
@@ -171,6 +172,19 @@ def reach_of_run(run: Run) -> Reach:
         only=target if isinstance(target, ByFormat) else None,
         tables=[run.architecture.shape(name) for name in tables],
     )
+    is_of_bytes = run.checkpoint.coded is not None and reach.unit == "bytes"
+    return replace(reach, original=sum(map(run.original_bytes, names + tables))) if is_of_bytes else reach
+
+
+def decoded_target(run: Run, target: Target) -> Target:
+    """Return a target in decoded layers: a ratio of bytes is one of what the checkpoint stores, perhaps in few bits."""
+    if run.checkpoint.coded is None or not isinstance(target, ByRatio) or run.config.budget != "bytes":
+        return target
+    names = [name for block in run.layers for name in block]
+    if run.config.ratio_counts_tables:
+        names += [table.name for table in run.tables]
+    original, decoded = sum(map(run.original_bytes, names)), sum(map(run.stored_bytes, names))
+    return ByRatio(ratio=decoded_ratio(target.ratio, original, decoded))
 
 
 def check_target(run: Run) -> None:

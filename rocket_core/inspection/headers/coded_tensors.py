@@ -469,10 +469,3 @@ SCHEMES: tuple[Scheme, ...] = (
         is_approximation=True,
     ),
 )
-
-
-def bits_per_coded_weight(headers: Iterable[TensorHeader]) -> float | None:
-    """Return the average bits, scales included, of a number in the weights that are coded; None if none is."""
-    coded = [header for header in headers if isinstance(header, CodedTensor)]
-    numbers = sum(header.numbers for header in coded)
-    return 8 * sum(header.file_bytes for header in coded) / numbers if numbers else None
