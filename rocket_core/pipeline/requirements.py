@@ -31,8 +31,9 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
 from rocket_core.pipeline.stages.healing.plan import HealingPlan
+from rocket_core.sizes.budget import parameter_budget
 from rocket_core.sizes.reachability import Reach
-from rocket_core.sizes.target import ByFormat, ByRatio, Target, decoded_ratio
+from rocket_core.sizes.target import ByBits, ByFormat, ByRatio, Target
 from rocket_core.system.devices import free_memory
 from rocket_core.system.machine import free_disk, gibibytes
 
@@ -177,14 +178,14 @@ def reach_of_run(run: Run) -> Reach:
 
 
 def decoded_target(run: Run, target: Target) -> Target:
-    """Return a target in decoded layers: a ratio of bytes is one of what the checkpoint stores, perhaps in few bits."""
+    """Return a target for decoded layers: a ratio of bytes is one of the bytes in the checkpoint."""
     if run.checkpoint.coded is None or not isinstance(target, ByRatio) or run.config.budget != "bytes":
         return target
     names = [name for block in run.layers for name in block]
     if run.config.ratio_counts_tables:
         names += [table.name for table in run.tables]
-    original, decoded = sum(map(run.original_bytes, names)), sum(map(run.stored_bytes, names))
-    return ByRatio(ratio=decoded_ratio(target.ratio, original, decoded))
+    budget = parameter_budget(sum(map(run.original_bytes, names)), target.ratio)
+    return ByBits(bits=8 * budget / sum(math.prod(run.architecture.shape(name)) for name in names))
 
 
 def check_target(run: Run) -> None:

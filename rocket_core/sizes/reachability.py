@@ -5,7 +5,7 @@ from typing import assert_never
 
 from rocket_core.errors import InfeasibleBudgetError
 from rocket_core.sizes.budget import BudgetUnit, bits_budget, parameter_budget
-from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByRatio, Target, decoded_ratio
+from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
 # The nearest reachable ratio is reported in steps of this fraction, so that it is short enough to type.
 RATIO_STEPS = 10_000
@@ -31,7 +31,7 @@ class Reach:
         unit_bytes: bytes of one unit when dense.
         other_bytes: bytes of the `rocket` artifact apart from these layers.
         unsure_bytes: what these may be more, where they are a lower bound.
-        original: what a ratio is a fraction of, where the checkpoint stores the layers in fewer bytes than `dense`.
+        original: bytes of which a ratio is a fraction, where the checkpoint stores the layers in fewer than `dense`.
     """
 
     unit: BudgetUnit
@@ -80,7 +80,7 @@ class Reach:
     def _ratio_for(self, target: Target) -> float:
         match target:
             case ByRatio(ratio=ratio):
-                return ratio if self.original is None else decoded_ratio(ratio, self.original, self.dense)
+                return ratio if self.original is None else self._ratio_within(parameter_budget(self.original, ratio))
             case ByBytes(target_bytes=size):
                 return self._ratio_within(size - self.other_bytes)
             case ByBits(bits=bits):

@@ -88,17 +88,6 @@ class ByFormat:
 Target = ByRatio | ByBytes | ByBits | ByFormat
 
 
-def decoded_ratio(ratio: float, original: int, decoded: int) -> float:
-    """Return the fraction to remove of decoded layers, given the fraction to remove of what a checkpoint stores.
-
-    Args:
-        ratio: fraction of `original`, [0, 1).
-        original: bytes of the layers in the checkpoint.
-        decoded: bytes of the same layers once decoded, >= `original`.
-    """
-    return 1 - (1 - ratio) * original / decoded
-
-
 def target_of(
     ratio: float | int | None, target_bytes: int | None, bits: float | int | None
 ) -> ByRatio | ByBytes | ByBits | None:

@@ -81,6 +81,11 @@ def replace_layers(folder: Path, code: Callable[[torch.Tensor], Tensors]) -> Non
 def save_fp8(family: str, folder: Path, block: tuple[int, int] = BLOCK) -> Path:
     """Write a checkpoint in FP8 with a scale for each block, as DeepSeek does: the last ones may be incomplete."""
     (save_tiny_mixture if family in MIXTURES else save_tiny_model)(family, folder)
+    return code_fp8(folder, block)
+
+
+def code_fp8(folder: Path, block: tuple[int, int] = BLOCK) -> Path:
+    """Store the layers of a checkpoint in FP8 instead."""
     settings = FineGrainedFP8Config(weight_block_size=block)
     quantize = Fp8Quantize(SimpleNamespace(quantization_config=settings))
 

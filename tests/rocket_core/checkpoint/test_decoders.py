@@ -81,6 +81,69 @@ def test_compressed_tensors_are_decoded_as_by_transformers(scheme, tmp_path):
     assert len(load_file(folder / "model.safetensors")) > len(opened(folder).entries)
 
 
+def opened_layer(tmp_path, tensors, quantization):
+    """Return the weight of a layer, given the tensors of a file and their description."""
+    save_file(
+        {f"layers.0.up.{key}": value.contiguous() for key, value in tensors.items()}, tmp_path / "model.safetensors"
+    )
+    (entry,) = open_checkpoint(
+        tmp_path, coded_format({"quantization_config": quantization, "dtype": "float32"}, "m")
+    ).entries.values()
+    assert entry.key == "layers.0.up.weight"
+    return entry.read()
+
+
+def packed(codes, bits=4, order=range(8)):
+    """Return integers packed in words along the second axis, as GPTQ's and AWQ's own code does it."""
+    words = torch.zeros(len(codes), codes.shape[1] * bits // 32, dtype=torch.int64)
+    for place, column in enumerate(order):
+        words |= codes[:, column :: len(order)].long() << (bits * place)
+    return words.to(torch.uint32).view(torch.int32)
+
+
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_gptq_is_decoded_as_defined(version, is_ordered, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    codes, zeros = (
+        torch.randint(0, 16, (64, 24), generator=generator),
+        torch.randint(1, 16, (4, 24), generator=generator),
+    )
+    scales = torch.rand(4, 24, generator=generator).half()
+    group = torch.randperm(64, generator=generator) % 4 if is_ordered else torch.arange(64) // 16
+    tensors = {
+        "qweight": packed(codes.T).T,
+        "qzeros": packed(zeros - int(version == "gptq")),
+        "scales": scales,
+        "g_idx": group.int(),
+    }
+    weight = opened_layer(tmp_path, tensors, {"quant_method": "gptq", "bits": 4, "checkpoint_format": version})
+    assert torch.equal(weight, ((codes - zeros[group]) * scales[group].float()).T)
+
+
+def test_awq_is_decoded_as_defined(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    codes, zeros = (
+        torch.randint(0, 16, (64, 24), generator=generator),
+        torch.randint(0, 16, (4, 24), generator=generator),
+    )
+    scales, group, order = (
+        torch.rand(4, 24, generator=generator).half(),
+        torch.arange(64) // 16,
+        (0, 2, 4, 6, 1, 3, 5, 7),
+    )
+    tensors = {"qweight": packed(codes, order=order), "qzeros": packed(zeros, order=order), "scales": scales}
+    weight = opened_layer(tmp_path, tensors, {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"})
+    assert torch.equal(weight, ((codes - zeros[group]) * scales[group].float()).T)
+
+
+def test_int8_of_bitsandbytes_is_decoded_as_defined(tmp_path):
+    codes, largest = torch.arange(-64, 64).reshape(8, 16).to(torch.int8), torch.arange(1, 9).half()
+    tensors = {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    weight = opened_layer(tmp_path, tensors, {"quant_method": "bitsandbytes", "load_in_8bit": True})
+    torch.testing.assert_close(weight, codes * largest.float()[:, None] / 127)
+
+
 @pytest.mark.parametrize("scheme", ["fp8 deepseek_v3", "mxfp4", "pack-quantized", "nvfp4-pack-quantized"])
 def test_headers_give_the_sizes_of_decoded_weights(scheme, tmp_path):
     folder = save_few_bits(scheme, tmp_path)
