@@ -1,4 +1,4 @@
-"""Decoders of weights in few bits, one for each scheme of `rocket_core.inspection.headers.coded_tensors`.
+"""Decoders of weights in few bits, one for each scheme of `rocket_core.inspection.headers.coding_schemes`.
 
 Those of other libraries are theirs: MXFP4 of transformers; packed integers and floats of compressed-tensors.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rocket_core.errors import InvalidConfigError
-from rocket_core.inspection.headers.coded_tensors import Coding, fp8_block
+from rocket_core.inspection.headers.coding_schemes import Coding, fp8_block
 
 Tensors = Mapping[str, Tensor]
 """The tensors of a weight, by the endings of their names."""

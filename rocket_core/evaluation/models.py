@@ -137,7 +137,8 @@ def open_gguf(path: Path, original: ModelFolder) -> ModelFolder:
         names = ", ".join(file.name for file in files)
         raise CheckpointFormatError(f"{path} has {len(files)} GGUF files ({names}); evaluate a folder with one of them")
     is_read = original.config.model_type.removesuffix("_text") in GGUF_SUPPORTED_ARCHITECTURES
-    plan = None if is_read else plan_gguf(original.config.to_dict(), original.path)
+    fields = {key: value for key, value in original.config.to_dict().items() if key != "quantization_config"}
+    plan = None if is_read else plan_gguf(fields, original.path)
     return replace(original, path=path, gguf_file=files[0].name, gguf_plan=plan)
 
 

@@ -248,6 +248,8 @@ def _check(config: Mapping[str, Any], family: Family) -> None:
     activation = config.get("hidden_activation") or config.get("hidden_act") or family.activations[0]
     if activation not in family.activations:
         raise _refuse(f"the activation function {activation}, and llama.cpp computes {family.activations[0]}")
+    if config.get("quantization_config"):
+        raise _refuse("quantized weights")
     for key in ("attention_bias", "mlp_bias"):
         if config.get(key) and not family.biased:
             raise _refuse(f"biases ({key}), which {family.arch} has no place for")

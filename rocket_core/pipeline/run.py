@@ -227,10 +227,9 @@ def _profile(prepared: PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
 
 def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
     run, work, monitor = prepared.run, prepared.work, prepared.monitor
-    target = decoded_target(run, target)
     profile, skipped = _profile(prepared)
     with monitor.stage("allocating"):
-        allocation = allocate_layers(run, target, profile, work)
+        allocation = allocate_layers(run, decoded_target(run, target), profile, work)
         decided = profile.layers_for(target)
         selected = chosen(decided, allocation, itemsize=run.dtype.itemsize)
         monitor.observer.on_allocation([(profile.name, candidate) for profile, candidate in selected])

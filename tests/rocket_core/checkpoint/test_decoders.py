@@ -9,7 +9,8 @@ from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 from rocket_core.checkpoint import WeightLoader, open_checkpoint
 from rocket_core.checkpoint.decoders import DECODERS
 from rocket_core.hub.requests import read_settings, read_weights
-from rocket_core.inspection.headers.coded_tensors import SCHEMES, Coding, coded_format
+from rocket_core.inspection.headers.coded_tensors import coded_format
+from rocket_core.inspection.headers.coding_schemes import SCHEMES, Coding
 from rocket_core.models.architecture import build_architecture, read_config
 from tests.reference.few_bit_models import COMPRESSED, save_few_bits, save_fp8
 from tests.reference.tiny_mixtures import inputs

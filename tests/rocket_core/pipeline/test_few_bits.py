@@ -83,7 +83,7 @@ def test_a_ratio_of_bytes_counts_what_the_checkpoint_stores(tmp_path, settings):
     assert size_of(tmp_path / "out" / "rocket") < size_of(folder)
 
 
-def test_an_unreachable_ratio_of_bytes_names_one_of_the_same_bytes(tmp_path, settings):
+def test_an_unreachable_ratio_names_one_of_the_same_bytes(tmp_path, settings):
     folder = save_few_bits("pack-quantized", tmp_path / "model")
     chosen = FAST | {"budget": "bytes", "kinds": ("quantized",)}
     with pytest.raises(InfeasibleBudgetError) as refusal:
@@ -93,7 +93,7 @@ def test_an_unreachable_ratio_of_bytes_names_one_of_the_same_bytes(tmp_path, set
     assert report.totals.achieved_byte_ratio == pytest.approx(nearest, abs=0.01)
 
 
-def test_a_ratio_of_parameters_warns_that_the_result_may_be_larger(tmp_path, settings):
+def test_a_ratio_of_parameters_warns_of_a_larger_result(tmp_path, settings):
     folder, observer = save_few_bits("fp8 llama", tmp_path / "model"), Warnings()
     compress(str(folder), tmp_path / "out", settings(), observer=observer)
     assert any("stores weights in 8.5 bits" in warning for warning in observer.warnings)
