@@ -245,7 +245,7 @@ def _size_table(report: CompressionReport, output: Path) -> Table:
     for justify in columns:
         table.add_column(justify=justify)
     before = report.totals.dense_bytes
-    table.add_row("original", bytes_text(before), "", report.model)
+    table.add_row(report.totals.original_text, bytes_text(before), "", report.model)
     for export in report.exports:
         change = percent_text(export.stored_bytes / before - 1, sign="+")
         table.add_row(export.kind, bytes_text(export.stored_bytes), change, str(output / export.folder))

@@ -103,7 +103,7 @@ def _see_local_model(question: Question) -> _Inspected:
     try:
         settings = read_settings(folder, name)
         _refuse(settings, question, name)
-        weights = read_weights(folder, name)
+        weights = read_weights(folder, name, settings)
         check_model_size(question.model_bytes, weights)
         files = [file.name for file in folder.iterdir()]
         file_bytes = cache(partial(dense_file_bytes, settings, weights, config, folder))
@@ -123,7 +123,7 @@ def _see_hub_model(question: Question, hub: HubQuestion) -> _Inspected:
     check_adapter(repository.files, name)
     settings = parse_config(repository.read_config(), name)
     _refuse(settings, question, name)
-    weights = repository.read_weights()
+    weights = repository.read_weights(settings)
     check_model_size(question.model_bytes, weights)
     check_headers(settings, weights, request.compression_config(dataset=BUILTIN_DATASET), repository.files, name)
     return _Inspected(settings=settings, weights=weights, commit=repository.commit)

@@ -26,7 +26,7 @@ from transformers.core_model_loading import (
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
-from rocket_core.checkpoint.reader import Checkpoint, PartEntry, TensorEntry, split_experts
+from rocket_core.checkpoint.reader import Checkpoint, DecodedEntry, PartEntry, TensorEntry, split_experts
 from rocket_core.errors import CorruptCheckpointError
 from rocket_core.experts import fused_parameters, unfused_conversions
 
@@ -133,6 +133,12 @@ class WeightLoader:
         keys = {key: key for key, target in self._targets.items() if _is_under(target, names, left_out)}
         keys |= {parameter: key for parameter, key in self._tied.items() if _is_under(parameter, names, left_out)}
         parts = {name: _Whole(entry) for name, entry in self._part_of.items() if _is_under(name, names, left_out)}
+        parts |= {
+            name: _Whole(entry)
+            for name, key in keys.items()
+            if isinstance(entry := self._checkpoint.entries[key], DecodedEntry)
+        }
+        keys = {name: key for name, key in keys.items() if name not in parts}
         files = {key: self._checkpoint.entries[key].file for key in keys.values()}
         # Plain reads instead of a memory map: a mapped checkpoint would count towards this process's memory.
         handles = {file: safe_open(file, "pt", backend="pread") for file in sorted(set(files.values()))}

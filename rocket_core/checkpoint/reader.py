@@ -1,18 +1,19 @@
 """Reading safetensors: tensors found by `rocket_core.inspection.files.safetensors_headers`, with torch."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from rocket_core.checkpoint.decoders import DECODERS
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError
 from rocket_core.experts import ExpertPart, FusedParameter
 from rocket_core.inspection.files import safetensors_headers
 from rocket_core.inspection.files.safetensors_headers import TensorHeader
+from rocket_core.inspection.headers.coded_tensors import CodedFormat, CodedTensor
 from rocket_core.inspection.headers.weight_summary import WeightSummary, summarize
 
 _CHUNK_BYTES = 2**20
@@ -28,6 +29,13 @@ DTYPES: dict[str, torch.dtype] = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+}
+
+# Dtypes of codes and their scales, which plain torch arithmetic does not support.
+_SMALL_DTYPES = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 
@@ -61,10 +69,88 @@ class TensorEntry(TensorHeader):
         """
         if self.dtype not in DTYPES:
             raise CheckpointFormatError(f"tensor {self.key!r} in {self.file} has unsupported dtype {self.dtype}")
+        return self.read_as(DTYPES[self.dtype])
+
+    def read_as(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the tensor, given the dtype that its own is in torch, on the CPU."""
         data = bytearray().join(self.chunks())
-        if not data:
-            return torch.empty(self.shape, dtype=DTYPES[self.dtype])
-        return torch.frombuffer(data, dtype=DTYPES[self.dtype]).reshape(self.shape)
+        return torch.frombuffer(data, dtype=dtype).reshape(self.shape) if data else torch.empty(self.shape, dtype=dtype)
+
+    def row(self, index: int, key: str) -> "TensorEntry":
+        """Return the location of a part of the first axis, under another name."""
+        size = self.nbytes // self.shape[0]
+        start = self.start + index * size
+        return TensorEntry(
+            key=key, dtype=self.dtype, shape=self.shape[1:], start=start, stop=start + size, file=self.file
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodedEntry(TensorEntry):
+    """A weight that is stored in few bits and decoded when it is read.
+
+    Attributes:
+        coded: scheme and options.
+        parts: the locations of its tensors, by the endings of their names.
+    """
+
+    coded: CodedTensor
+    parts: Mapping[str, TensorEntry]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the decoded weight."""
+        return self.numbers * DTYPES[self.dtype].itemsize
+
+    @property
+    def numbers(self) -> int:
+        """Count of numbers in the decoded weight."""
+        return math.prod(self.shape)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all of its tensors in the files."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes of the decoded weight, those of one expert at a time where it holds several."""
+        if len(self.shape) > 2:
+            for index in range(self.shape[0]):
+                yield from self.row(index, self.key).chunks()
+        else:
+            yield self._decoded().flatten().view(torch.uint8).numpy().tobytes()
+
+    def read(self) -> torch.Tensor:
+        """Return the decoded weight, on the CPU.
+
+        Raises:
+            CorruptCheckpointError: its tensors do not fit together.
+        """
+        return self.read_as(DTYPES[self.dtype]) if len(self.shape) > 2 else self._decoded()
+
+    def row(self, index: int, key: str) -> TensorEntry:
+        """Return the weight of one expert, under another name."""
+        parts = {
+            ending: part if part.shape[:1] != self.shape[:1] else part.row(index, part.key)
+            for ending, part in self.parts.items()
+        }
+        return replace(self, key=key, shape=self.shape[1:], parts=parts)
+
+    def _decoded(self) -> torch.Tensor:
+        dtypes = DTYPES | _SMALL_DTYPES
+        tensors = {ending: part.read_as(dtypes[part.dtype]) for ending, part in self.parts.items()}
+        try:
+            weight = DECODERS[self.coded.scheme.name](tensors, self.coded.options)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise self._fault(str(error)) from error
+        if tuple(weight.shape) != self.shape:
+            raise self._fault(f"{tuple(weight.shape)} instead of {self.shape}")
+        return weight.to(DTYPES[self.dtype]).contiguous()
+
+    def _fault(self, reason: str) -> CorruptCheckpointError:
+        return CorruptCheckpointError(
+            f"{self.file}: the tensors of {self.key!r} cannot be decoded ({reason}); fetch the checkpoint again"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +164,11 @@ class PartEntry(TensorEntry):
 
     expert: TensorEntry
     part: ExpertPart
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the tensor's share in the files."""
+        return self.numbers * self.expert.file_bytes // self.expert.numbers
 
     @property
     def nbytes(self) -> int:
@@ -105,14 +196,20 @@ class PartEntry(TensorEntry):
 
 def split_experts(entry: TensorEntry, fused: FusedParameter) -> dict[str, PartEntry]:
     """Return the tensors of single experts within a stored tensor of all experts of a block, by name."""
-    size = entry.nbytes // entry.shape[0]
     meta = torch.empty(entry.shape, device="meta")
     found: dict[str, PartEntry] = {}
     for name, part in fused.parts.items():
-        start = entry.start + part.expert * size
-        where: dict[str, Any] = {"dtype": entry.dtype, "start": start, "stop": start + size, "file": entry.file}
-        expert = TensorEntry(key=name, shape=entry.shape[1:], **where)
-        found[name] = PartEntry(key=name, shape=tuple(part.of(meta).shape), expert=expert, part=part, **where)
+        expert = entry.row(part.expert, name)
+        found[name] = PartEntry(
+            key=name,
+            dtype=expert.dtype,
+            shape=tuple(part.of(meta).shape),
+            start=expert.start,
+            stop=expert.stop,
+            file=expert.file,
+            expert=expert,
+            part=part,
+        )
     return found
 
 
@@ -123,17 +220,31 @@ class Checkpoint:
     Attributes:
         folder: folder of the files.
         files: the files, sorted by name.
-        entries: every tensor by name.
+        entries: every tensor by name; those of weights in few bits as one that is decoded.
+        coded: how weights in few bits are stored; None for plain weights.
     """
 
     folder: Path
     files: tuple[Path, ...]
     entries: dict[str, TensorEntry]
+    coded: CodedFormat | None = None
 
     @cached_property
     def stored_bytes(self) -> int:
         """Size of all files."""
         return sum(file.stat().st_size for file in self.files)
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of all files if weights in few bits were decoded."""
+        return self.stored_bytes + self.weights.decoded_bytes - self.weights.stored_bytes
+
+    @cached_property
+    def coded_bits(self) -> float | None:
+        """Average bits of a weight in few bits, scales included; None for plain weights."""
+        coded = [entry for entry in self.entries.values() if isinstance(entry, DecodedEntry)]
+        numbers = sum(entry.numbers for entry in coded)
+        return 8 * sum(entry.file_bytes for entry in coded) / numbers if numbers else None
 
     @cached_property
     def weights(self) -> WeightSummary:
@@ -141,13 +252,15 @@ class Checkpoint:
         return summarize(self.entries.values())
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
+def open_checkpoint(folder: Path, coded: CodedFormat | None = None) -> Checkpoint:
     """Find the safetensors of a folder and check every header against its file.
 
     Args:
         folder: checkpoint folder.
+        coded: how weights in few bits are stored, which are decoded; None leaves all tensors as they are.
 
     Raises:
+        AlreadyQuantizedError: no weight is coded like that.
         CheckpointFormatError: the folder contains no safetensors.
         CorruptCheckpointError: a file is missing or truncated, or its header is not valid.
     """
@@ -161,7 +274,27 @@ def open_checkpoint(folder: Path) -> Checkpoint:
                     "remove the files of one of the two checkpoints"
                 )
             entries[entry.key] = entry
-    return Checkpoint(folder=folder, files=files, entries=entries)
+    if coded is not None:
+        entries = {header.key: _entry(header) for header in coded.decoded(entries.values(), str(folder))}
+    return Checkpoint(folder=folder, files=files, entries=entries, coded=coded)
+
+
+def _entry(header: TensorHeader) -> TensorEntry:
+    """Return the entry of a tensor, given its own or the description of a coded one."""
+    if isinstance(header, TensorEntry):
+        return header
+    assert isinstance(header, CodedTensor)
+    parts = {ending: part for ending, part in header.parts.items() if isinstance(part, TensorEntry)}
+    return DecodedEntry(
+        key=header.key,
+        dtype=header.dtype,
+        shape=header.shape,
+        start=header.start,
+        stop=header.stop,
+        file=parts[header.scheme.codes].file,
+        coded=header,
+        parts=parts,
+    )
 
 
 def read_header(file: Path) -> list[TensorEntry]:

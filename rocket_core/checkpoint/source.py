@@ -111,7 +111,7 @@ def find_model(
     check_adapter(repository.files, model)
     settings = parse_config(repository.read_config(), model)
     check_config(settings, model)
-    weights = repository.read_weights()
+    weights = repository.read_weights(settings)
     if weights is not None:
         check_feasible(settings, weights, config or CompressionConfig(), model)
     return ModelSource(name=model, folder=_fetch(repository, hub, transfer or Transfer()), commit=repository.commit)

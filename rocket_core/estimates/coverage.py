@@ -99,7 +99,7 @@ def coverage_of_headers(settings: Mapping[str, object], weights: WeightSummary, 
     itemsize = item_bytes(weights, "auto", "the model")
     return coverage(
         config,
-        weights.stored_bytes,
+        weights.decoded_bytes,
         selected=selected.compressible_parameters * itemsize,
         tables=_table_parameters(settings, weights, selected) * itemsize,
         tower=0 if vision else _tower_parameters(settings, weights) * itemsize,

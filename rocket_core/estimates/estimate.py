@@ -109,7 +109,7 @@ def estimate_run(
     operations = None if unknown else total_operations(model, work, healing=healing, evaluation=evaluation)
     return RunEstimate(
         parameters=model.parameters,
-        stored_bytes=model.stored_bytes,
+        stored_bytes=weights.stored_bytes,
         compressible_parameters=model.compressible_parameters,
         # Codes keep every parameter in fewer bits.
         kept_parameters=budget.parameter_budget(

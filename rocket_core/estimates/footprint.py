@@ -65,7 +65,7 @@ class ModelShape:
         compute_itemsize: bytes of a number in memory.
         held_itemsize: bytes of a number of hidden states between blocks; None for `compute_itemsize`.
         largest_table: parameters of the largest tensor outside the blocks; None if it is unknown.
-        stored_bytes: bytes of the checkpoint.
+        stored_bytes: bytes of the checkpoint, with weights in few bits decoded.
         predicts: whether sensitivities are those of the loss of predicted tokens.
         tower: the tower whose layers are selected; None for none.
         tables: `(d_in, d_out)` of token embedding and head, where they may be quantized.
@@ -330,7 +330,7 @@ def describe_model(
         held_itemsize=ITEM_BYTES[dtype] if dtype in _HELD else None,
         predicts=predicts_tokens(config) or bool(config.get("is_encoder_decoder")),
         largest_table=min(weights.largest_tensor, weights.parameters - sum(weights.block_parameters.values())) or None,
-        stored_bytes=weights.stored_bytes,
+        stored_bytes=weights.decoded_bytes,
         tables=likely_tables(config, weights, ignore=ignore),
         active_part=active_part(config),
     )

@@ -20,6 +20,8 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreT
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
+from rocket_core.checkpoint import open_checkpoint
+from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.engines import ExportKind
 from rocket_core.errors import (
     CheckpointFormatError,
@@ -34,6 +36,7 @@ from rocket_core.hub.repository import offline
 from rocket_core.inspection.files.model_advice import advice_on_folder
 from rocket_core.inspection.files.model_files import CONFIG_NAME, vet_folder
 from rocket_core.inspection.files.safetensors_headers import local_weight_files, read_header
+from rocket_core.inspection.headers.coded_tensors import CodedFormat, coded_format
 from rocket_core.inspection.headers.model_fields import check_sizes
 from rocket_core.inspection.headers.weight_summary import summarize_files
 from rocket_core.layers import QUANT_METHOD
@@ -134,7 +137,8 @@ def open_gguf(path: Path, original: ModelFolder) -> ModelFolder:
         names = ", ".join(file.name for file in files)
         raise CheckpointFormatError(f"{path} has {len(files)} GGUF files ({names}); evaluate a folder with one of them")
     is_read = original.config.model_type.removesuffix("_text") in GGUF_SUPPORTED_ARCHITECTURES
-    plan = None if is_read else plan_gguf(original.config.to_dict(), original.path)
+    fields = {key: value for key, value in original.config.to_dict().items() if key != "quantization_config"}
+    plan = None if is_read else plan_gguf(fields, original.path)
     return replace(original, path=path, gguf_file=files[0].name, gguf_plan=plan)
 
 
@@ -159,10 +163,13 @@ def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool =
     named = generating_class(folder.config) if folder.predicts_tokens else named_class(folder.config)
     vet_folder(folder.path, str(folder.path))
     files = local_weight_files(folder.path, str(folder.path))
-    weights = summarize_files((read_header(file, str(file)) for file in files), str(folder.path))
     config = copy.deepcopy(folder.config)
     quantization = getattr(config, "quantization_config", None)
-    if quantization is not None:
+    coded = None
+    if quantization is not None and quantization.get("quant_method") not in (QUANT_METHOD, "compressed-tensors"):
+        coded = coded_format(config.to_dict(), str(folder.path))
+    weights = summarize_files((read_header(file, str(file)) for file in files), str(folder.path), coded)
+    if quantization is not None and coded is None:
         if quantization.get("quant_method") == QUANT_METHOD and not as_deployed:
             # Many tokens at once are fastest with the dense weight, which is the same on every device.
             config.quantization_config = {"keep_packed": False} | quantization
@@ -172,10 +179,30 @@ def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool =
     fields = {key: value for key, value in folder.config.to_dict().items() if key != "quantization_config"}
     check_sizes(fields, weights, str(folder.path))
     device_map = device if as_deployed and device.type != "cpu" else None
-    loaded = _load(
-        named or AutoModel, folder.path, config=config, use_safetensors=True, dtype="auto", device_map=device_map
-    )
+    if coded is not None:
+        loaded = _load_coded(folder, coded, config, device_map)
+    else:
+        loaded = _load(
+            named or AutoModel, folder.path, config=config, use_safetensors=True, dtype="auto", device_map=device_map
+        )
     return cast("PreTrainedModel", loaded.eval()) if as_deployed else _prepared(loaded, device)
+
+
+def _load_coded(
+    folder: ModelFolder, coded: CodedFormat, config: PreTrainedConfig, device_map: torch.device | None
+) -> Any:
+    """Return a model whose weights are in few bits, decoded: transformers decodes FP8 in whole blocks only."""
+    del config.quantization_config
+    classes = MODEL_FOR_CAUSAL_LM_MAPPING if folder.predicts_tokens else MODEL_MAPPING
+    weights = {key: entry.read() for key, entry in open_checkpoint(folder.path, coded).entries.items()}
+    return _load(
+        named_class(config) or classes[type(config)],
+        folder.path,
+        config=config,
+        state_dict=weights,
+        dtype=DTYPES[coded.dtype],
+        device_map=device_map,
+    )
 
 
 def _load_gguf(folder: ModelFolder) -> Any:

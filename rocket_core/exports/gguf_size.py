@@ -31,7 +31,8 @@ def dense_file_bytes(
     """
     if "gguf" not in config.export or not isinstance(settings.get("architectures"), list):
         return None
-    plan = plan_gguf(settings, folder)
+    # Weights in few bits are decoded.
+    plan = plan_gguf({key: value for key, value in settings.items() if key != "quantization_config"}, folder)
     stored = storage_dtype(weights, "the model") if config.dtype == "auto" else config.dtype
     dense = _STORAGES.get(stored, "F32")
     try:

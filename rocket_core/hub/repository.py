@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from http import HTTPStatus
 from pathlib import Path
 from threading import Lock
+from typing import Any
 from urllib.parse import quote
 
 import httpx2
@@ -40,6 +41,7 @@ from rocket_core.inspection.files.safetensors_headers import (
     parse_header,
     weight_files,
 )
+from rocket_core.inspection.headers.coded_tensors import coded_format
 from rocket_core.inspection.headers.weight_summary import WeightSummary, summarize_files
 from rocket_core.version import __version__
 
@@ -170,8 +172,12 @@ class Repository:
         with hub_errors(self.subject):
             return self._read_whole("config.json", _MAX_CONFIG_BYTES)
 
-    def read_weights(self) -> WeightSummary | None:
+    def read_weights(self, settings: Mapping[str, Any] | None = None) -> WeightSummary | None:
         """Return the dtypes and shapes of the weights; None if that would take too long or too many requests.
+
+        Args:
+            settings: the content of config.json, which says how weights in few bits are stored; None for
+                plain weights.
 
         Raises:
             CheckpointFormatError: the repository contains no safetensors.
@@ -185,7 +191,8 @@ class Repository:
                     return None
                 allowance = _Allowance()
                 with ThreadPoolExecutor(min(_CONNECTIONS, len(files))) as pool:
-                    return summarize_files(pool.map(lambda file: self._headers(file, allowance), files), self.subject)
+                    headers = pool.map(lambda file: self._headers(file, allowance), files)
+                    return summarize_files(headers, self.subject, coded_format(settings or {}, self.subject))
             except (_GivenUpError, httpx2.TimeoutException):
                 return None
 

@@ -26,6 +26,7 @@ from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.inspection.files.model_advice import advice_on_folder, advice_on_path
 from rocket_core.inspection.files.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder
 from rocket_core.inspection.files.safetensors_headers import local_weight_files, read_header
+from rocket_core.inspection.headers.coded_tensors import coded_format
 from rocket_core.inspection.headers.model_fields import input_kind, positions
 from rocket_core.inspection.headers.weight_summary import WeightSummary, summarize_files
 
@@ -125,7 +126,7 @@ def inspect_model(
     settings = parse_config(repository.read_config(), model)
     check_settings(settings, config, model)
     check_data(settings, config, model)
-    weights = repository.read_weights()
+    weights = repository.read_weights(settings)
     if weights is None:
         raise HubUnavailableError(f"{model} has too many headers to read from the Hub; download it and give its folder")
     check_headers(settings, weights, config, repository.files, model)
@@ -238,14 +239,20 @@ def read_settings(folder: Path, model: str) -> dict[str, Any]:
     return parse_config(read_start(folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), model)
 
 
-def read_weights(folder: Path, model: str) -> WeightSummary:
+def read_weights(folder: Path, model: str, settings: Mapping[str, Any] | None = None) -> WeightSummary:
     """Return a summary of the safetensors headers in a folder.
+
+    Args:
+        folder: the folder.
+        model: name of the model in messages.
+        settings: the content of config.json, which says how weights in few bits are stored; None for plain weights.
 
     Raises:
         RocketError: the folder has no such files, or they are damaged.
     """
     files = local_weight_files(folder, model)
-    return summarize_files((read_header(file, f"{model}/{file.name}") for file in files), model)
+    headers = (read_header(file, f"{model}/{file.name}") for file in files)
+    return summarize_files(headers, model, coded_format(settings or {}, model))
 
 
 def _check_names(config: CompressionConfig) -> None:
@@ -267,7 +274,7 @@ def _inspect_folder(
     settings = read_settings(folder, name)
     check_settings(settings, config, name)
     check_data(settings, config, name)
-    weights = read_weights(folder, name)
+    weights = read_weights(folder, name, settings)
     known = cache(partial(file_size or (lambda *_: None), settings, weights, config, folder))
     files = [file.name for file in folder.iterdir()]
     check_headers(settings, weights, config, files, name, dense_file_bytes=known)

@@ -22,13 +22,13 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from rocket_core.config import InputKind
 from rocket_core.errors import (
-    AlreadyQuantizedError,
     InvalidConfigError,
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
 from rocket_core.experts import UnfusedExperts, unfuse
 from rocket_core.inspection.checks import preconditions
+from rocket_core.inspection.headers.coded_tensors import coded_format, refused_format
 from rocket_core.inspection.headers.layer_names import advice_on_pattern, last_part
 from rocket_core.inspection.headers.model_fields import HIDDEN_SIZES, find_number, positions
 from rocket_core.layers import is_stock_linear
@@ -157,24 +157,23 @@ class Architecture:
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """Read `config.json` and reject models that cannot be compressed.
+    """Read `config.json` and reject models that cannot be compressed; weights in few bits that are read are left out.
 
     Args:
         folder: checkpoint folder.
 
     Raises:
         ModelNotFoundError: config.json does not exist.
-        AlreadyQuantizedError: the weights are quantized or already compressed.
+        AlreadyQuantizedError: the weights are already compressed, or quantized in a way that is not read.
         UnsupportedArchitectureError: the installed transformers does not know the architecture.
     """
     config = load_config(folder)
+    if coded_format(config.to_dict(), str(folder)) is not None:
+        del config.quantization_config
     quantization = next(_quantizations(config.to_dict()), None)
     if quantization is not None:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
-        raise AlreadyQuantizedError(
-            f"the checkpoint is already compressed or quantized (quant_method {method!r}); "
-            "start from the original floating-point weights"
-        )
+        raise refused_format(str(folder), f"quant_method {method!r} of a part of it")
     return config
 
 

@@ -85,6 +85,10 @@ class Run:
         entry = self._entry(layer)
         return entry.nbytes if self.config.dtype == "auto" else math.prod(entry.shape) * self.dtype.itemsize
 
+    def original_bytes(self, layer: str) -> int:
+        """Return the bytes that a layer's weight takes in the checkpoint, which may store it in few bits."""
+        return self.stored_bytes(layer) if self.checkpoint.coded is None else self._entry(layer).file_bytes
+
     def disk_name(self, layer: str) -> str:
         """Return the name of a layer in the artifact's files: that in the checkpoint, where it has one."""
         return self._entry(layer).key.removesuffix(".weight")

@@ -10,6 +10,7 @@ from rocket_core.calibration.inputs import open_source
 from rocket_core.calibration.media_text import MediaWithText
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
+from rocket_core.checkpoint.decoders import check_decodable
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.config import HUB_DATASETS, CompressionConfig
 from rocket_core.errors import (
@@ -35,6 +36,7 @@ from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.inspection.files.model_advice import advice_on_folder
 from rocket_core.inspection.files.model_files import CONFIG_NAME, companions, read_start
 from rocket_core.inspection.headers.block_lists import block_of
+from rocket_core.inspection.headers.coded_tensors import coded_format
 from rocket_core.inspection.headers.layer_names import last_part
 from rocket_core.inspection.headers.model_fields import check_sizes, sample_positions
 from rocket_core.inspection.headers.weight_summary import storage_dtype
@@ -202,7 +204,10 @@ def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
         raise ModelNotFoundError(f"{source.folder} has no config.json; {advice_on_folder(source.folder)}")
     config = parse_config(read_start(source.folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), source.name)
     check_config(config, source.name)
-    checkpoint = open_checkpoint(source.folder)
+    coded = coded_format(config, source.name)
+    if coded is not None:
+        check_decodable(tuple(scheme.name for scheme in coded.schemes))
+    checkpoint = open_checkpoint(source.folder, coded)
     check_plain(checkpoint.weights, source.name)
     check_sizes(config, checkpoint.weights, source.name)
     return checkpoint

@@ -1,5 +1,6 @@
 """A run that has passed all checks: its inputs and plans, and its claimed work folder."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,9 +69,9 @@ def prepare(
     needed = profile_cache.check_resources(run, calibration, output, held=work.stored_bytes).memory_bytes
     if healing is not None:
         needed = max(needed, check_healing(healing, run.source.name, run.device, output))
-    warning = coverage_of_run(run).warning
-    if warning is not None:
-        monitor.observer.on_warning(warning)
+    for warning in (coverage_of_run(run).warning, *_warnings_of_few_bits(run)):
+        if warning is not None:
+            monitor.observer.on_warning(warning)
     monitor.observer.on_requirements(max(needed, check_evaluation(run, plan, output), check_benchmark(run)))
     monitor.expect(expected_seconds(run, len(calibration), healing, plan))
     work.claim(identity, calibration)
@@ -88,3 +89,20 @@ def prepare(
         plan=plan,
         profile_cache=profile_cache,
     )
+
+
+def _warnings_of_few_bits(run: Run) -> Iterator[str]:
+    """Yield what may surprise about a checkpoint that stores weights in few bits."""
+    coded, bits = run.checkpoint.coded, run.checkpoint.coded_bits
+    if coded is None:
+        return
+    if coded.is_approximation:
+        yield (
+            f"{run.source.name} is already quantized ({coded.title}, {bits:.3g} bits): errors of that remain, and are "
+            "not in the measured quality; better start from the original floating-point weights"
+        )
+    if run.config.budget != "bytes":
+        yield (
+            f"{run.source.name} stores weights in {bits:.3g} bits, and the result has what remains of them in "
+            f"{8 * run.dtype.itemsize}: it may be larger; ask for a size (--size), so that layers are quantized"
+        )

@@ -165,10 +165,11 @@ def totals_report(run: Run, layers: Sequence[LayerReport], exports: Sequence[Exp
         kept_parameters=kept,
         achieved_ratio=budget.achieved_ratio(compressible, kept),
         achieved_byte_ratio=budget.achieved_ratio(
-            sum(run.stored_bytes(layer.name) for layer in layers), sum(layer.stored_bytes for layer in layers)
+            sum(run.original_bytes(layer.name) for layer in layers), sum(layer.stored_bytes for layer in layers)
         ),
         model_parameters=total,
         model_compression_ratio=budget.achieved_ratio(total, budget.remaining_parameters(total, compressible, kept)),
         stored_bytes=min(export.stored_bytes for export in exports),
         dense_bytes=run.checkpoint.stored_bytes,
+        original_bits=run.checkpoint.coded_bits,
     )

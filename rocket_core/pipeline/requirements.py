@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -30,8 +31,9 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
 from rocket_core.pipeline.stages.healing.plan import HealingPlan
+from rocket_core.sizes.budget import parameter_budget
 from rocket_core.sizes.reachability import Reach
-from rocket_core.sizes.target import ByFormat
+from rocket_core.sizes.target import ByBits, ByFormat, ByRatio, Target
 from rocket_core.system.devices import free_memory
 from rocket_core.system.machine import free_disk, gibibytes
 
@@ -117,7 +119,7 @@ def _model_shape(run: Run) -> ModelShape:
         held_itemsize=None if run.held_dtype is None else run.held_dtype.itemsize,
         largest_table=max(tables, default=None),
         predicts=natural_loss(model, reads_in_order=in_order) == "tokens",
-        stored_bytes=run.checkpoint.stored_bytes,
+        stored_bytes=run.checkpoint.decoded_bytes,
         tables=tuple(run.architecture.shape(table.name) for table in run.tables),
         active_part=active_part(model.config.to_dict()),
     )
@@ -162,7 +164,7 @@ def reach_of_run(run: Run) -> Reach:
     names = [name for block in run.layers for name in block]
     tables = [table.name for table in run.tables] if run.config.decides_tables else []
     target = run.config.target
-    return reach_of_layers(
+    reach = reach_of_layers(
         [run.architecture.shape(name) for name in names],
         itemsize=run.dtype.itemsize,
         other_bytes=bytes_beside(run, names + tables),
@@ -171,6 +173,19 @@ def reach_of_run(run: Run) -> Reach:
         only=target if isinstance(target, ByFormat) else None,
         tables=[run.architecture.shape(name) for name in tables],
     )
+    is_of_bytes = run.checkpoint.coded is not None and reach.unit == "bytes"
+    return replace(reach, original=sum(map(run.original_bytes, names + tables))) if is_of_bytes else reach
+
+
+def decoded_target(run: Run, target: Target) -> Target:
+    """Return a target for decoded layers: a ratio of bytes is one of the bytes in the checkpoint."""
+    if run.checkpoint.coded is None or not isinstance(target, ByRatio) or run.config.budget != "bytes":
+        return target
+    names = [name for block in run.layers for name in block]
+    if run.config.ratio_counts_tables:
+        names += [table.name for table in run.tables]
+    budget = parameter_budget(sum(map(run.original_bytes, names)), target.ratio)
+    return ByBits(bits=8 * budget / sum(math.prod(run.architecture.shape(name)) for name in names))
 
 
 def check_target(run: Run) -> None:

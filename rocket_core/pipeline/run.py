@@ -32,6 +32,7 @@ from rocket_core.pipeline.report_builder import (
     totals_report,
     without_paths,
 )
+from rocket_core.pipeline.requirements import decoded_target
 from rocket_core.pipeline.run_coverage import coverage_of_run
 from rocket_core.pipeline.stages.artifact_size import unallocated_bytes
 from rocket_core.pipeline.stages.compress import compress_layers
@@ -228,7 +229,7 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
     run, work, monitor = prepared.run, prepared.work, prepared.monitor
     profile, skipped = _profile(prepared)
     with monitor.stage("allocating"):
-        allocation = allocate_layers(run, target, profile, work)
+        allocation = allocate_layers(run, decoded_target(run, target), profile, work)
         decided = profile.layers_for(target)
         selected = chosen(decided, allocation, itemsize=run.dtype.itemsize)
         monitor.observer.on_allocation([(profile.name, candidate) for profile, candidate in selected])

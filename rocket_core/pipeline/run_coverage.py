@@ -12,7 +12,7 @@ def coverage_of_run(run: Run) -> Coverage:
     selected = {name for block in run.layers for name in block}
     return coverage(
         run.config,
-        run.checkpoint.weights.stored_bytes,
+        run.checkpoint.weights.decoded_bytes,
         selected=_bytes(run, selected),
         tables=_bytes(run, (table.name for table in run.tables or architecture.tables)),
         tower=_bytes(run, architecture.tower_layers),

@@ -32,7 +32,8 @@ def _size(report: CompressionReport) -> Headline:
         detail = f"as large as the original; the weights are those of {report.change_text}"
     else:
         change = f"{percent_text(saved)} less" if saved >= 0 else f"{percent_text(-saved)} more"
-        detail = f"was {bytes_text(totals.dense_bytes)}, {change}; {report.change_text}"
+        bits = "" if totals.original_bits is None else f" ({totals.original_text})"
+        detail = f"was {bytes_text(totals.dense_bytes)}{bits}, {change}; {report.change_text}"
     return Headline(name="Size", value=bytes_text(totals.stored_bytes), detail=detail)
 
 

@@ -67,7 +67,7 @@ Compressed from `{report.model}` (revision `{report.revision}`) by rocket-compre
 ROCKET method: each linear layer is stored as integer codes, sparse or factorized by calibration statistics, as one
 knapsack over all layers decides. {_training(report)}
 
-| | original | this artifact |
+| | {totals.original_text} | this artifact |
 |---|---|---|
 | parameters of compressible layers | {totals.compressible_parameters:,} | {totals.kept_parameters:,} |
 | parameters of the model | {totals.model_parameters:,} | {_model_parameters(report):,} |

@@ -33,7 +33,7 @@ def show_in_notebooks() -> None:
 def compression_html(report: CompressionReport) -> str:
     """Return a compression's size, quality and time, its files, and what was measured of them."""
     summary = [(one.name, one.value, one.detail) for one in headlines(report)]
-    files = [("original", bytes_text(report.totals.dense_bytes))]
+    files = [(report.totals.original_text, bytes_text(report.totals.dense_bytes))]
     files += [(export.kind, bytes_text(export.stored_bytes)) for export in report.exports]
     parts = [
         table_html(f"{report.model}, {report.change_text}", (), summary, words=True),

@@ -209,6 +209,13 @@ class TotalsReport(FrozenModel):
     """bytes of all safetensors of the smallest export."""
     dense_bytes: int
     """bytes of all safetensors of the original."""
+    original_bits: float | None = None
+    """average bits, scales included, of the original's weights in few bits; null if it stores none."""
+
+    @property
+    def original_text(self) -> str:
+        """Name of the original in tables, with its bits where people would expect 16: `original: 8 bits`."""
+        return "original" if self.original_bits is None else f"original: {self.original_bits:.3g} bits"
 
 
 class CalibrationReport(FrozenModel):

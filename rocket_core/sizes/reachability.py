@@ -31,6 +31,7 @@ class Reach:
         unit_bytes: bytes of one unit when dense.
         other_bytes: bytes of the `rocket` artifact apart from these layers.
         unsure_bytes: what these may be more, where they are a lower bound.
+        original: bytes of which a ratio is a fraction, where the checkpoint stores the layers in fewer than `dense`.
     """
 
     unit: BudgetUnit
@@ -41,6 +42,7 @@ class Reach:
     unit_bytes: int = 1
     other_bytes: int = 0
     unsure_bytes: int = 0
+    original: int | None = None
 
     @property
     def ratio(self) -> float:
@@ -78,7 +80,7 @@ class Reach:
     def _ratio_for(self, target: Target) -> float:
         match target:
             case ByRatio(ratio=ratio):
-                return ratio
+                return ratio if self.original is None else self._ratio_within(parameter_budget(self.original, ratio))
             case ByBytes(target_bytes=size):
                 return self._ratio_within(size - self.other_bytes)
             case ByBits(bits=bits):
@@ -97,7 +99,8 @@ class Reach:
         return ratio < 1 and self.smallest <= parameter_budget(self.dense, ratio)
 
     def _ratio_of(self, kept: int) -> float:
-        return max(0, min((self.dense - kept) * RATIO_STEPS // self.dense, RATIO_STEPS - 1)) / RATIO_STEPS
+        whole = self.original or self.dense
+        return max(0, min((whole - kept) * RATIO_STEPS // whole, RATIO_STEPS - 1)) / RATIO_STEPS
 
     def _bytes_of(self, kept: int) -> int:
         return self.other_bytes + kept * self.unit_bytes

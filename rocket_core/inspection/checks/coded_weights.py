@@ -80,7 +80,7 @@ def find_coded(weights: WeightSummary) -> CodedWeight | None:
 
 
 def check_plain(weights: WeightSummary, model: str) -> None:
-    """Raise an error if weights are coded, which nothing would decode without a description in config.json.
+    """Raise an error if weights are coded that nothing would decode, as config.json does not describe them.
 
     Args:
         weights: summary of the safetensors headers.
@@ -92,9 +92,9 @@ def check_plain(weights: WeightSummary, model: str) -> None:
     found = find_coded(weights)
     if found is not None:
         raise AlreadyQuantizedError(
-            f"{model} stores weights as {found.scheme} (tensor {found.key!r}, {found.dtype}), and its config.json has "
-            "no quantization_config, so that codes would be taken for weights; start from the original floating-point "
-            "weights, or decode these with the library that wrote them"
+            f"{model} stores weights as {found.scheme} (tensor {found.key!r}, {found.dtype}), which the "
+            "quantization_config in its config.json does not describe, so that codes would be taken for weights; start "
+            "from the original floating-point weights, or decode these with the library that wrote them"
         )
 
 

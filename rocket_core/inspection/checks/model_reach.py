@@ -218,8 +218,8 @@ def _other_bytes(weights: WeightSummary, config: CompressionConfig, numbers: int
         integers = sum(other.nbytes for other in weights.others if other.dtype not in FLOAT_DTYPES)
         return (weights.parameters - numbers) * itemsize + integers, 0
     sizes = [ITEM_BYTES[dtype] for dtype in weights.dtype_bytes if dtype in FLOAT_DTYPES]
-    fewest = max(0, weights.stored_bytes - numbers * max(sizes))
-    return fewest, weights.stored_bytes - numbers * min(sizes) - fewest
+    fewest = max(0, weights.decoded_bytes - numbers * max(sizes))
+    return fewest, weights.decoded_bytes - numbers * min(sizes) - fewest
 
 
 def _written(

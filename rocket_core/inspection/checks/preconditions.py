@@ -16,7 +16,6 @@ from rocket_core.config import (
     InputKind,
 )
 from rocket_core.errors import (
-    AlreadyQuantizedError,
     CheckpointFormatError,
     InvalidConfigError,
     UnknownDatasetError,
@@ -24,8 +23,9 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.inspection.checks.coded_weights import check_plain
-from rocket_core.inspection.files.strict_json import Limits, is_field_name, parse_object
+from rocket_core.inspection.files.strict_json import Limits, parse_object
 from rocket_core.inspection.headers.block_lists import has_tower
+from rocket_core.inspection.headers.coded_tensors import coded_format
 from rocket_core.inspection.headers.layer_names import (
     PREFIXES,
     advice_on_pattern,
@@ -104,17 +104,11 @@ def check_config(config: Mapping[str, object], model: str) -> None:
         model: name of the model in messages.
 
     Raises:
-        AlreadyQuantizedError: the weights are quantized or already compressed.
+        AlreadyQuantizedError: the weights are already compressed, or quantized in a way that is not read.
         UnsupportedArchitectureError: transformers does not have the model, it cannot be compressed, or a field has a
             value that no model can have.
     """
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-        named = f" ({method})" if isinstance(method, str) and is_field_name(method) else ""
-        raise AlreadyQuantizedError(
-            f"{model} is already compressed or quantized{named}; start from the original floating-point weights"
-        )
+    coded_format(config, model)
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise UnsupportedArchitectureError(

@@ -73,6 +73,11 @@ class TensorHeader:
         return self.stop - self.start
 
     @property
+    def file_bytes(self) -> int:
+        """Bytes that the tensor takes in the files, which are fewer if it is stored in few bits."""
+        return self.stop - self.start
+
+    @property
     def numbers(self) -> int:
         """Count of numbers in the tensor: the product of its shape, which is verified when the header is parsed."""
         return 8 * self.nbytes // _BITS[self.dtype]

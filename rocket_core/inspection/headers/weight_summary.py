@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from rocket_core.errors import AlreadyQuantizedError, CheckpointFormatError
 from rocket_core.inspection.files.safetensors_headers import FLOAT_DTYPES, MAX_TENSORS, TensorHeader
+from rocket_core.inspection.headers.coded_tensors import CodedFormat
 from rocket_core.inspection.headers.expert_stacks import Stack, possible_shapes, stack_of
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -31,7 +32,8 @@ class WeightSummary:
         others: all other tensors.
         stacks: names and shapes of tensors inside numbered blocks that may hold a matrix of each expert.
         parameters: numbers in all floating-point tensors.
-        stored_bytes: bytes of all tensors.
+        stored_bytes: bytes of all tensors in the files.
+        decoded_bytes: bytes of all tensors once weights in few bits are decoded.
         block_parameters: numbers in the floating-point tensors of each numbered block, by its name.
         tensors: number of tensors.
         largest_dimension: the largest dimension of any tensor that holds numbers.
@@ -45,6 +47,7 @@ class WeightSummary:
     stacks: tuple[tuple[str, Stack], ...] = ()
     parameters: int = 0
     stored_bytes: int = 0
+    decoded_bytes: int = 0
     block_parameters: Mapping[str, int] = field(default_factory=dict)
     tensors: int = 0
     largest_dimension: int = 0
@@ -59,7 +62,7 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
     matrices: list[tuple[str, tuple[int, int]]] = []
     others: list[TensorHeader] = []
     stacks: list[tuple[str, Stack]] = []
-    parameters = stored = tensors = largest_dimension = largest_tensor = 0
+    parameters = stored = decoded = tensors = largest_dimension = largest_tensor = 0
     for header in headers:
         tensors += 1
         if not header.nbytes:
@@ -68,7 +71,8 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
         block, is_plain = _IN_A_BLOCK.search(header.key), header.dtype in FLOAT_DTYPES
         count = header.numbers if is_plain else 0
         parameters += count
-        stored += header.nbytes
+        stored += header.file_bytes
+        decoded += header.nbytes
         largest_tensor = max(largest_tensor, header.numbers)
         largest_dimension = max(largest_dimension, *header.shape, 1)
         if block:
@@ -95,6 +99,7 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
         stacks=tuple(stacks),
         parameters=parameters,
         stored_bytes=stored,
+        decoded_bytes=decoded,
         block_parameters=blocks,
         tensors=tensors,
         largest_dimension=largest_dimension,
@@ -102,14 +107,18 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
     )
 
 
-def summarize_files(files: Iterable[Iterable[TensorHeader]], name: str = "the model") -> WeightSummary:
+def summarize_files(
+    files: Iterable[Iterable[TensorHeader]], name: str = "the model", coded: CodedFormat | None = None
+) -> WeightSummary:
     """Return the summary of several files.
 
     Args:
         files: the headers of each file.
         name: name of the model in messages.
+        coded: how weights in few bits are stored, which are counted as they are once decoded.
 
     Raises:
+        AlreadyQuantizedError: no weight is coded like that.
         CheckpointFormatError: all files together have more tensors than one file may have.
     """
 
@@ -119,7 +128,7 @@ def summarize_files(files: Iterable[Iterable[TensorHeader]], name: str = "the mo
                 raise CheckpointFormatError(f"{name} has more than {MAX_TENSORS} tensors; merge some of them")
             yield header
 
-    return summarize(limited())
+    return summarize(limited() if coded is None else coded.decoded(limited(), name))
 
 
 def storage_dtype(weights: WeightSummary, model: str) -> str:

@@ -331,7 +331,8 @@ def _table_entry(run: Run, work: WorkFolder, layer: LayerReport) -> LayerEntry:
 
 def _write_config(run: Run, folder: Path, quantization: dict[str, Any] | None) -> None:
     settings = artifact_folder.read_settings(run.source.folder)
-    if run.config.dtype != "auto":
+    is_coded = settings.pop("quantization_config", None) is not None
+    if run.config.dtype != "auto" or is_coded:
         settings.pop("torch_dtype", None)
-        settings["dtype"] = run.config.dtype
+        settings["dtype"] = str(run.dtype).removeprefix("torch.")
     artifact_folder.write_settings(folder, settings, quantization)

@@ -1,0 +1,158 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig, FineGrainedFP8Config, Mxfp4Config
+from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
+
+from rocket_core.checkpoint import WeightLoader, open_checkpoint
+from rocket_core.checkpoint.decoders import DECODERS
+from rocket_core.hub.requests import read_settings, read_weights
+from rocket_core.inspection.headers.coded_tensors import coded_format
+from rocket_core.inspection.headers.coding_schemes import SCHEMES, Coding
+from rocket_core.models.architecture import build_architecture, read_config
+from tests.reference.few_bit_models import COMPRESSED, save_few_bits, save_fp8
+from tests.reference.tiny_mixtures import inputs
+
+
+def opened(folder):
+    return open_checkpoint(folder, coded_format(read_settings(folder, "m"), "m"))
+
+
+def logits(folder):
+    """Return what the model computes in float32 with weights that this library decodes."""
+    architecture = build_architecture(read_config(folder), torch.float32)
+    model = architecture.model
+    loader = WeightLoader(model, opened(folder), torch.device("cpu"))
+    loader.load([name for name, _ in model.named_children()])
+    with torch.no_grad():
+        return model(inputs()).logits
+
+
+def oracle(folder, quantization):
+    """Return what the model computes in float32 with weights that transformers decodes."""
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=quantization, dtype=torch.bfloat16)
+    with torch.no_grad():
+        return model.float()(inputs()).logits
+
+
+def test_every_scheme_has_a_decoder():
+    assert {scheme.name for scheme in SCHEMES} == set(DECODERS) == set(Coding)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "deepseek_v3"])
+def test_fp8_is_decoded_as_by_transformers(family, tmp_path):
+    folder = save_few_bits(f"fp8 {family}", tmp_path)
+    torch.testing.assert_close(logits(folder), oracle(folder, FineGrainedFP8Config(dequantize=True)))
+
+
+def test_incomplete_blocks_of_fp8_have_their_own_scales(tmp_path):
+    folder = save_fp8("llama", tmp_path, (24, 56))
+    stored, entries = load_file(folder / "model.safetensors"), opened(folder).entries
+    coded = [key for key in stored if f"{key}_scale_inv" in stored]
+    assert any(side % 24 for key in coded for side in stored[key].shape)
+    for key in coded:
+        expected = _dequantize_fp8_weight(stored[key], stored[f"{key}_scale_inv"], [24, 56], torch.float32)
+        assert torch.equal(entries[key].read(), expected.bfloat16())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (32,), (32, 1)])
+def test_fp8_may_have_a_scale_per_tensor_or_row(shape, tmp_path):
+    scale = torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.1
+    codes = torch.randn(32, 48).to(torch.float8_e4m3fn)
+    save_file({"layers.0.up.weight": codes, "layers.0.up.weight_scale_inv": scale}, tmp_path / "model.safetensors")
+    description = {"quantization_config": {"quant_method": "fp8", "weight_block_size": None}, "dtype": "float32"}
+    (entry,) = open_checkpoint(tmp_path, coded_format(description, "m")).entries.values()
+    rows = scale.reshape(-1, 1).expand(32, 1)
+    assert torch.equal(entry.read(), codes.float() * rows)
+
+
+def test_mxfp4_is_decoded_as_by_transformers(tmp_path):
+    folder = save_few_bits("mxfp4", tmp_path)
+    torch.testing.assert_close(logits(folder), oracle(folder, Mxfp4Config(dequantize=True)))
+
+
+# It asks for what transformers does anyway.
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+@pytest.mark.parametrize("scheme", COMPRESSED)
+def test_compressed_tensors_are_decoded_as_by_transformers(scheme, tmp_path):
+    folder = save_few_bits(scheme, tmp_path)
+    torch.testing.assert_close(logits(folder), oracle(folder, CompressedTensorsConfig(dequantize=True)))
+    assert len(load_file(folder / "model.safetensors")) > len(opened(folder).entries)
+
+
+def opened_layer(tmp_path, tensors, quantization):
+    """Return the weight of a layer, given the tensors of a file and their description."""
+    save_file(
+        {f"layers.0.up.{key}": value.contiguous() for key, value in tensors.items()}, tmp_path / "model.safetensors"
+    )
+    (entry,) = open_checkpoint(
+        tmp_path, coded_format({"quantization_config": quantization, "dtype": "float32"}, "m")
+    ).entries.values()
+    assert entry.key == "layers.0.up.weight"
+    return entry.read()
+
+
+def packed(codes, bits=4, order=range(8)):
+    """Return integers packed in words along the second axis, as GPTQ's and AWQ's own code does it."""
+    words = torch.zeros(len(codes), codes.shape[1] * bits // 32, dtype=torch.int64)
+    for place, column in enumerate(order):
+        words |= codes[:, column :: len(order)].long() << (bits * place)
+    return words.to(torch.uint32).view(torch.int32)
+
+
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_gptq_is_decoded_as_defined(version, is_ordered, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    codes, zeros = (
+        torch.randint(0, 16, (64, 24), generator=generator),
+        torch.randint(1, 16, (4, 24), generator=generator),
+    )
+    scales = torch.rand(4, 24, generator=generator).half()
+    group = torch.randperm(64, generator=generator) % 4 if is_ordered else torch.arange(64) // 16
+    tensors = {
+        "qweight": packed(codes.T).T,
+        "qzeros": packed(zeros - int(version == "gptq")),
+        "scales": scales,
+        "g_idx": group.int(),
+    }
+    weight = opened_layer(tmp_path, tensors, {"quant_method": "gptq", "bits": 4, "checkpoint_format": version})
+    assert torch.equal(weight, ((codes - zeros[group]) * scales[group].float()).T)
+
+
+def test_awq_is_decoded_as_defined(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    codes, zeros = (
+        torch.randint(0, 16, (64, 24), generator=generator),
+        torch.randint(0, 16, (4, 24), generator=generator),
+    )
+    scales, group, order = (
+        torch.rand(4, 24, generator=generator).half(),
+        torch.arange(64) // 16,
+        (0, 2, 4, 6, 1, 3, 5, 7),
+    )
+    tensors = {"qweight": packed(codes, order=order), "qzeros": packed(zeros, order=order), "scales": scales}
+    weight = opened_layer(tmp_path, tensors, {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"})
+    assert torch.equal(weight, ((codes - zeros[group]) * scales[group].float()).T)
+
+
+def test_int8_of_bitsandbytes_is_decoded_as_defined(tmp_path):
+    codes, largest = torch.arange(-64, 64).reshape(8, 16).to(torch.int8), torch.arange(1, 9).half()
+    tensors = {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    weight = opened_layer(tmp_path, tensors, {"quant_method": "bitsandbytes", "load_in_8bit": True})
+    torch.testing.assert_close(weight, codes * largest.float()[:, None] / 127)
+
+
+@pytest.mark.parametrize("scheme", ["fp8 deepseek_v3", "mxfp4", "pack-quantized", "nvfp4-pack-quantized"])
+def test_headers_give_the_sizes_of_decoded_weights(scheme, tmp_path):
+    folder = save_few_bits(scheme, tmp_path)
+    checkpoint, weights = opened(folder), read_weights(folder, "m", read_settings(folder, "m"))
+    tensors = [entry.read() for entry in checkpoint.entries.values()]
+    assert weights.decoded_bytes == sum(tensor.nbytes for tensor in tensors)
+    assert weights.parameters == sum(tensor.numel() for tensor in tensors)
+    assert weights.stored_bytes == sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    assert replace(weights, others=()) == replace(checkpoint.weights, others=())
+    for entry, tensor in zip(checkpoint.entries.values(), tensors, strict=True):
+        assert b"".join(entry.chunks()) == tensor.view(torch.uint8).numpy().tobytes()
