@@ -12,7 +12,7 @@ bytes, and allocated memory, in blocks of 512 bytes as the caching allocator of 
 What it cannot show: kernels of CUDA and their rounding, streams, asynchronous copies, memory that cuBLAS, cuSOLVER and
 fused attention take for themselves.
 
-`install` changes torch for the whole process and cannot be undone, so that tests with it run in a process of their own.
+`install` changes torch for the whole process and cannot be undone, so that tests with it run in a separate process.
 """
 
 import collections
