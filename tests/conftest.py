@@ -139,6 +139,15 @@ def _logging_restored():
     sys.excepthook, threading.excepthook = hooks
 
 
+@pytest.fixture
+def accelerator():
+    """Return the accelerator that torch sees, for tests marked `gpu`."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        pytest.skip("needs a GPU that torch sees")
+    return device
+
+
 @pytest.fixture(scope="session")
 def postgres():
     server = _started(Postgres)

@@ -178,14 +178,13 @@ def test_the_repr_describes_the_layer(kind, expected):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_gpu_computes_the_same(kind):
+def test_a_gpu_computes_the_same(kind, accelerator):
     layer, weight = make_layer(kind, torch.float64)
-    getattr(layer, "dictionary_owner", layer).cuda()
-    layer.cuda()
-    x = torch.randn(3, D_IN, dtype=torch.float64, device="cuda")
-    expected = x @ weight.T.cuda() + layer.bias
+    getattr(layer, "dictionary_owner", layer).to(accelerator)
+    layer.to(accelerator)
+    x = torch.randn(3, D_IN, dtype=torch.float64, device=accelerator)
+    expected = x @ weight.T.to(accelerator) + layer.bias
     torch.testing.assert_close(layer(x), expected)
     torch.testing.assert_close(layer.unpack_()(x), expected)
-    torch.testing.assert_close(layer.weight + 0, weight.cuda())
+    torch.testing.assert_close(layer.weight + 0, weight.to(accelerator))

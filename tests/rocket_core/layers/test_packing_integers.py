@@ -55,11 +55,10 @@ def test_packing_copies_and_unpacking_8_bits_is_a_view():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("bits", BITS)
-def test_a_gpu_packs_the_same(bits):
+def test_a_gpu_packs_the_same(bits, accelerator):
     values = torch.randint(0, 2**bits, (1001,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    packed = pack_integers(values.cuda(), bits)
+    packed = pack_integers(values.to(accelerator), bits)
     assert torch.equal(packed.cpu(), pack_integers(values, bits))
     assert torch.equal(unpack_integers(packed, bits, 1001).cpu(), values)
 

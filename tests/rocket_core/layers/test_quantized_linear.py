@@ -160,12 +160,11 @@ def test_a_group_may_be_a_whole_output(group_size):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @KINDS
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_gpu_decodes_the_same_bits(kind, dtype):
+def test_a_gpu_decodes_the_same_bits(kind, dtype, accelerator):
     layer = make_layer(kind, dtype)[0]
     weight = layer.dense_weight()
-    assert torch.equal(layer.cuda().dense_weight().cpu(), weight)
+    assert torch.equal(layer.to(accelerator).dense_weight().cpu(), weight)
     assert torch.equal(layer.unpack_().dense.cpu(), weight)
     assert torch.equal(layer.cpu().dense, weight)

@@ -231,11 +231,10 @@ def in_memory(layer):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @KINDS
-def test_moving_to_a_gpu_unpacks(kind):
+def test_moving_to_a_gpu_unpacks(kind, accelerator):
     layer = make_layer(kind, torch.bfloat16)[0].tabulate_()
     weight = layer.dense_weight()
-    layer.cuda()
+    layer.to(accelerator)
     assert not layer.tabulated
     assert torch.equal(layer.dense.cpu(), weight)

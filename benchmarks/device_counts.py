@@ -1,0 +1,124 @@
+"""Work of a compression on an accelerator, counted on the simulated one of the tests.
+
+    python -m benchmarks.device_counts [--ratio 0.3] [--bits 4] [--model FOLDER] [--samples 256]
+
+For each target it prints what each stage launches, waits for and copies, its peak memory, waits per layer, and the
+lines of the library that wait most often. No GPU is needed and no time is measured: counts are those of a GPU but for
+attention, which runs as several operations instead of one.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rocket_core.config import compression_config
+from rocket_core.pipeline import Observer, Progress, compress
+from tests.reference import simulated_device
+
+_MODEL = Path(__file__).parents[1] / "examples" / "tiny-llama"
+_COLUMNS = ("stage", "operations", "waits", "to device", "MB", "to host", "MB", "peak MB")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Stage:
+    """What was counted in a stage."""
+
+    operations: int = 0
+    waits: int = 0
+    to_device: int = 0
+    bytes_to_device: int = 0
+    to_host: int = 0
+    bytes_to_host: int = 0
+    peak: int = 0
+
+    def row(self, name: str) -> tuple[str, ...]:
+        """Return the cells of the table."""
+        cells = (
+            self.operations,
+            self.waits,
+            self.to_device,
+            self.bytes_to_device / 1e6,
+            self.to_host,
+            self.bytes_to_host / 1e6,
+            self.peak / 1e6,
+        )
+        return (name, *(f"{cell:,.0f}" for cell in cells))
+
+
+class _Counter(Observer):
+    """Adds what was counted since the last step to the stage of the step before."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, _Stage] = {}
+        self._stage = "preflight"
+
+    def on_progress(self, progress: Progress) -> None:
+        """Receive a step."""
+        self.close()
+        self._stage = progress.stage
+
+    def close(self) -> None:
+        """Add what was counted."""
+        counts, memory = simulated_device.counts, simulated_device.memory
+        stage = self.stages.setdefault(self._stage, _Stage())
+        stage.operations += sum(counts.operations.values())
+        stage.waits += sum(counts.waits.values())
+        stage.to_device += counts.copies["host to device"]
+        stage.bytes_to_device += counts.copied_bytes["host to device"]
+        stage.to_host += counts.copies["device to host"]
+        stage.bytes_to_host += counts.copied_bytes["device to host"]
+        stage.peak = max(stage.peak, memory.peak)
+        _places.update(counts.places)
+        counts.clear()
+        memory.peak = memory.allocated
+
+
+_places = simulated_device.Counts().places
+
+
+def main() -> None:
+    """Count each target."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ratio", type=float, help="0.3, with --bits 4, if neither is given")
+    parser.add_argument("--bits", type=float)
+    parser.add_argument("--model", type=Path, default=_MODEL)
+    parser.add_argument("--preset", default="fast")
+    parser.add_argument("--samples", type=int, default=256, help="windows of calibration")
+    given = parser.parse_args()
+    targets = {name: value for name in ("ratio", "bits") if (value := getattr(given, name)) is not None}
+    simulated_device.install()
+    torch.set_num_threads(1)
+    for name, value in (targets or {"ratio": 0.3, "bits": 4.0}).items():
+        settings = {name: value, "preset": given.preset, "calibration": {"samples": given.samples}}
+        print(f"\n{given.model.name}, {name} {value:g}, {given.preset}:")
+        _print_counts(given.model, settings)
+
+
+def _print_counts(model: Path, settings: Mapping[str, Any]) -> None:
+    counter = _Counter()
+    _places.clear()
+    with tempfile.TemporaryDirectory() as folder:
+        config = compression_config(**settings, device=simulated_device.NAME)
+        report = compress(str(model), Path(folder) / "out", config, observer=counter)
+    counter.close()
+    rows = [_COLUMNS, *(stage.row(name) for name, stage in counter.stages.items())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    for row in rows:
+        print("  ".join(cell.ljust(widths[0]) if not i else cell.rjust(widths[i]) for i, cell in enumerate(row)))
+    layers = len(report.layers)
+    stages = counter.stages.values()
+    waits, operations = (sum(getattr(stage, name) for stage in stages) for name in ("waits", "operations"))
+    print(f"{layers} layers: {operations / layers:,.0f} operations and {waits / layers:,.0f} waits per layer")
+    for place, count in _places.most_common(12):
+        print(f"{count:8,} {place}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
