@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rocket_core.calibration.scaled_gradient import ScaledGradient
-from rocket_core.calibration.token_loss import TextLoss, cut_batch, negative_log_likelihood, next_tokens
+from rocket_core.calibration.token_loss import (
+    TextLoss,
+    cut_batch,
+    negative_log_likelihood,
+    next_tokens,
+    read_tokens,
+    uniform_draws,
+)
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
 from rocket_core.models.block_calls import Activations, handing_on, placeholders, without_cache
 from rocket_core.models.recorded_call import BlockCall, replace_tensors
@@ -123,6 +130,8 @@ def output_gradient(
         gradient = torch.empty_like(hidden)
         before = None if watched is None else watched.begin(batch=number, exponent=exponent)
         found = TextLoss()
+        read = read_tokens(batch) if loss == "tokens" else None
+        draws = torch.empty(0) if read is None else uniform_draws(read)
         for rows, columns in pieces(model, loss, hidden.shape):
             leaf = hidden[rows, columns].detach().requires_grad_()
             piece = cut_batch(batch, rows, columns)
@@ -134,7 +143,7 @@ def output_gradient(
             ):
                 if loss == "tokens":
                     targets = next_tokens(model, batch)[rows, columns]
-                    value = negative_log_likelihood(model, piece, targets, found, generator)
+                    value = negative_log_likelihood(model, piece, targets, draws[rows, columns], found)
                 else:
                     value = _random_sum(_final_hidden(model, piece), generator)
                 value.mul(2.0**exponent).backward()  # type: ignore[no-untyped-call]  # of torch

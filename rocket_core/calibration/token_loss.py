@@ -1,5 +1,6 @@
 """The loss of a model that predicts tokens, and what it says of the text."""
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -65,12 +66,23 @@ def placeholder_ids(config: PretrainedConfig) -> frozenset[int]:
 
 
 def negative_log_likelihood(
-    model: PreTrainedModel, batch: Mapping[str, Tensor], targets: Tensor, text: TextLoss, generator: torch.Generator
+    model: PreTrainedModel,
+    batch: Mapping[str, Tensor],
+    targets: Int[Tensor, "windows tokens"],
+    draws: Float[Tensor, "windows tokens"],
+    text: TextLoss,
 ) -> Float[Tensor, ""]:
-    """Return the negative log-likelihood of tokens drawn from the model's predictions; add up that of the targets.
+    """Return the negative log-likelihood of tokens drawn from the model's predictions, in nats, summed.
 
     The expectation of its squared gradients is the diagonal of the Fisher information of the predictions, which is the
     curvature of the KL divergence from them; with the targets, tokens that the model did not expect would count most.
+
+    Args:
+        model: the model.
+        batch: its arguments by name.
+        targets: see `next_tokens`.
+        draws: see `uniform_draws`.
+        text: sums to which those of the targets are added.
     """
     logits = model(**batch, **without_cache(model)).logits
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
@@ -85,16 +97,22 @@ def negative_log_likelihood(
             entropy=float(_entropies(wide.detach())[predicted].sum()),
         )
     )
-    drawn = torch.where(predicted, _drawn(wide.detach(), generator), _NO_TARGET)
-    return cross_entropy(wide, drawn, reduction="sum", ignore_index=_NO_TARGET)
-
-
-def _drawn(logits: Float[Tensor, "n vocabulary"], generator: torch.Generator) -> Int[Tensor, " n"]:
-    """Return a token from each distribution; on all devices the same but for rounding."""
-    sums = logits.softmax(dim=-1).cumsum(dim=-1)
+    sums = wide.detach().softmax(dim=-1).cumsum(dim=-1)
     # Sums do not end at one exactly.
-    places = torch.rand(len(logits), 1, generator=generator).to(sums) * sums[:, -1:]
-    return torch.searchsorted(sums, places)[:, 0].clamp_max(logits.shape[-1] - 1)
+    places = draws.flatten()[:, None].to(sums) * sums[:, -1:]
+    drawn = torch.searchsorted(sums, places)[:, 0].clamp_max(wide.shape[-1] - 1)
+    return cross_entropy(wide, torch.where(predicted, drawn, _NO_TARGET), reduction="sum", ignore_index=_NO_TARGET)
+
+
+def uniform_draws(tokens: Int[Tensor, "windows tokens"]) -> Float[Tensor, "windows tokens"]:
+    """Return numbers from 0 to 1 on the CPU, by which predictions are drawn; they depend on the tokens of the window.
+
+    So neither batches nor devices change them.
+    """
+    draws = torch.empty(tokens.shape)
+    for window, own in zip(tokens.cpu().long(), draws, strict=True):
+        own.copy_(torch.rand(len(own), generator=torch.Generator().manual_seed(zlib.crc32(window.numpy().tobytes()))))
+    return draws
 
 
 @torch.no_grad()

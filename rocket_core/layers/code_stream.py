@@ -27,7 +27,7 @@ from jaxtyping import Int8, UInt8
 from torch import Tensor
 
 from rocket_core.errors import CorruptCheckpointError, InvalidConfigError
-from rocket_core.linalg.entropy_rounding import LARGEST_CODE
+from rocket_core.linalg.kernels.rate import LARGEST_CODE
 
 _DigitsT = TypeVar("_DigitsT", np.ndarray, Tensor)
 _DAMAGED = "copy the files again"

@@ -195,7 +195,8 @@ def improve(
     weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, rounded: RoundedT, *, sweeps: int = _SWEEPS
 ) -> RoundedT:
     """Reduce the error by changing one code of each output at a time; see `descend`."""
-    return descend(weight, gram, rounded.codes, rounded.scales, sweeps=sweeps)[0]
+    improved: RoundedT = descend(weight, gram, rounded.codes, rounded.scales, sweeps=sweeps)[0]
+    return improved
 
 
 def descend(

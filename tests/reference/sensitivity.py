@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from rocket_core.calibration.token_loss import uniform_draws
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stage_costs import Costs
 from tests.reference.observers import COMPRESSING, Watch
@@ -13,7 +14,7 @@ from tests.reference.observers import COMPRESSING, Watch
 def squared_gradients(model, names, batch, *, predicted=True):
     """Return means over tokens of squared gradients of the summed loss to each layer's output, in the model's dtype.
 
-    The loss is that of the predicted tokens, which a mask chooses from the second token on; all by default.
+    The loss is that of drawn tokens; a mask chooses among predictions, from the second token on, all by default.
     """
     batch = {"input_ids": batch} if isinstance(batch, torch.Tensor) else batch
     tokens = batch.get("decoder_input_ids", batch.get("input_ids"))
@@ -30,9 +31,15 @@ def squared_gradients(model, names, batch, *, predicted=True):
     logits = model(**batch, use_cache=False).logits
     for handle in handles:
         handle.remove()
-    log_likelihood = torch.gather(logits.log_softmax(-1)[:, :-1], 2, tokens[:, 1:, None])
+    log_likelihood = torch.gather(logits.log_softmax(-1), 2, drawn_tokens(logits.detach(), tokens))[:, :-1]
     (-(log_likelihood * predicted).sum()).backward()
     return {name: sum(_squares(output) for output in found) / tokens.numel() for name, found in outputs.items()}
+
+
+def drawn_tokens(logits, tokens):
+    """Return the first token of each distribution at which its sum of probabilities reaches the token's draw."""
+    draws = uniform_draws(tokens).to(logits)[..., None]
+    return (logits.softmax(-1).cumsum(-1) < draws).sum(-1, keepdim=True)
 
 
 def _squares(output):

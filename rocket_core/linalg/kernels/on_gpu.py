@@ -98,7 +98,8 @@ def _launch(
     )
 
 
-@triton.jit  # type: ignore[misc]
+# Compiled once for all shapes.
+@triton.jit(do_not_specialize=["size", "columns"])  # type: ignore[untyped-decorator]
 def _visit(  # type: ignore[no-untyped-def]  # noqa: ANN202
     rows,  # noqa: ANN001
     codes,  # noqa: ANN001

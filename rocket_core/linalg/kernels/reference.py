@@ -44,7 +44,8 @@ def descend(
     """See `Kernels.descend`."""
     for _ in range(sweeps):
         changed = False
-        for block in order.split(_BLOCK):
+        for begin in range(0, len(order), _BLOCK):
+            block = order[begin : begin + _BLOCK]
             rows, own = slope[block], matrix[block][:, block]
             before, size = codes[block], steps[block]
             after = before.clone()

@@ -249,3 +249,27 @@ def test_blocks_that_return_a_tuple_are_supported():
     activations.calls[0].append(BlockCall(args=(3.0,), kwargs={}))
     activations.step(Block(), 0, 0)
     assert torch.equal(activations.hidden[0], torch.full((1, 2), 3.0))
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["input", "output"])
+def test_weighted_tokens_count_as_often_as_they_weigh(wide):
+    layer = torch.nn.Linear(16 if wide else 4, 5, dtype=torch.float64).requires_grad_(requires_grad=False)
+    rows = torch.randn(2, 3, layer.in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights = torch.tensor([0.5, 2, 1, 0, 3, 0.25], dtype=torch.float64)
+    group = InputGroup(layers=("one",), from_output=wide)
+    found = collect_statistics(
+        {"one": layer},
+        [group],
+        lambda batch: layer(rows[batch]),
+        batches=2,
+        dtype=torch.float64,
+        weights=lambda names: weights if list(names) == ["one"] else None,
+    )["one"]
+    flat = rows.flatten(0, 1)
+    gram = flat.mT @ (flat * weights[:, None])
+    assert found.tokens == 6
+    torch.testing.assert_close(found.input_energy, gram.diagonal())
+    if wide:
+        torch.testing.assert_close(found.output_gram, layer.weight @ gram @ layer.weight.mT)
+    else:
+        torch.testing.assert_close(found.gram, gram)

@@ -4,11 +4,12 @@ from torch import nn
 
 from rocket_core.calibration import sensitivity
 from rocket_core.calibration.scaled_gradient import ScaledGradient
-from rocket_core.calibration.sensitivity import SquaredGradients, natural_loss, output_gradient
+from rocket_core.calibration.sensitivity import SquaredGradients, natural_loss, output_gradient, token_weights
 from rocket_core.calibration.token_loss import TextLoss
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
 from rocket_core.models.block_calls import Activations
 from rocket_core.models.recorded_call import BlockCall
+from tests.reference.sensitivity import drawn_tokens
 from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE
 
 CALL = BlockCall(args=(), kwargs={})
@@ -213,7 +214,7 @@ def test_the_gradient_after_the_blocks_is_independent_of_chunks(logits, monkeypa
     model = FAMILIES["gemma"]().double().requires_grad_(requires_grad=False)
     leaf = random(3, 11, 32).requires_grad_()
     read = model.lm_head(model.model.norm(leaf)).log_softmax(-1)
-    (-torch.gather(read[:, :-1], 2, tokens()[:, 1:, None]).sum()).backward()
+    (-torch.gather(read, 2, drawn_tokens(read.detach(), tokens()))[:, :-1].sum()).backward()
     monkeypatch.setattr(sensitivity, "_LOGIT_BYTES", 4 * VOCAB_SIZE * logits)
     largest = []
     model.lm_head.register_forward_hook(lambda _module, _args, output: largest.append(output.shape[:-1].numel()))
@@ -254,3 +255,38 @@ def test_a_model_without_head_uses_the_loss_of_hidden_states():
     # With a head for masked tokens: it sees the tokens that a decoder would predict.
     assert natural_loss(model, reads_in_order=False) == "hidden_states"
     assert natural_loss(model.model, reads_in_order=True) == "hidden_states"
+
+
+def test_gradients_of_tokens_are_those_of_each_position():
+    block = Block(lambda block, hidden: block.two(torch.tanh(block.one(hidden))))
+    hidden, gradient = random(2, 3, 4), random(2, 3, 4, seed=1)
+    squares = SquaredGradients(layers={"one": block.one}, widths={"one": 4})
+    for batch in (1, 0):
+        own = slice(batch, batch + 1)
+        with squares.watching():
+            squares.pull_back(block, CALL, hidden[own], ScaledGradient(values=gradient[own], exponent=0), batch=batch)
+    leaf = hidden.clone().requires_grad_()
+    output = block.one(leaf)
+    output.retain_grad()
+    block.two(torch.tanh(output)).backward(gradient)
+    expected = output.grad.square().sum(-1).flatten()
+    found = squares.token_gradients("one")
+    torch.testing.assert_close(found.double(), expected / expected.mean(), rtol=0.01, atol=0)
+
+
+def test_a_layer_called_twice_has_no_gradients_of_tokens():
+    squares = SquaredGradients(layers={}, widths={"one": 4})
+    squares.begin(batch=0, exponent=0)
+    squares._add("one", torch.ones(3, 4))
+    assert squares.token_gradients("one").tolist() == [1, 1, 1]
+    squares._add("one", torch.ones(3, 4))
+    assert squares.token_gradients("one") is None
+
+
+def test_tokens_weigh_one_on_average():
+    gradients = torch.tensor([0.1, 1.9, 1.0]).bfloat16()
+    weights = token_weights([gradients, None, gradients])
+    assert float(weights.mean()) == pytest.approx(1)
+    assert bool((weights.diff()[[0]] > 0).all())
+    assert float(weights[1] / weights[0]) < 19
+    assert token_weights([None]) is None
