@@ -19,9 +19,11 @@ class CalibrationInputs:
     Attributes:
         tensors: by argument of the model's forward; the first axis of each is the sample axis. If samples have their
             own shapes, by number of the sample and argument: `00003/input_ids`.
+        skipped_rows: rows of the data without text that were skipped.
     """
 
     tensors: dict[str, Tensor]
+    skipped_rows: int = 0
 
     @classmethod
     def of_text(cls, tokens: Int64[Tensor, "windows tokens"]) -> "CalibrationInputs":
