@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rocket_core.calibration.samples import RowCounts
 from rocket_core.errors import CalibrationError, CheckpointFormatError
 from rocket_core.inspection.files.text_rows import Chat, Row, row_document
 from rocket_core.models.pretrained import TEMPLATE_SECONDS, interpreting
@@ -21,12 +22,14 @@ class RowReader:
         tokenizer: that of the model, with its chat template; None if there is none.
         column: the column with the text; None finds it, see `row_document`.
         skip_bad_rows: whether rows that cannot be read or rendered are skipped.
+        chats: number of rendered chats so far.
         skipped: number of skipped rows so far.
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
     column: str | None = None
     skip_bad_rows: bool = False
+    chats: int = 0
     skipped: int = 0
 
     def read(self, rows: Iterable[Row]) -> Iterator[str | Chat]:
@@ -61,7 +64,13 @@ class RowReader:
             except CalibrationError:
                 self._skip()
             else:
+                self.chats += 1
                 yield text
+
+    @property
+    def counts(self) -> RowCounts:
+        """The rows that were read so far."""
+        return RowCounts(chats=self.chats, skipped=self.skipped)
 
     def _template(self, chat: Chat) -> PreTrainedTokenizerBase:
         if self.tokenizer is None or not self.tokenizer.chat_template:

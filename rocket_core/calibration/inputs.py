@@ -85,7 +85,7 @@ class DecoderText:
         else:
             windows = document_windows(texts, self.tokenizer, count=settings.samples, length=self.length)
             inputs = CalibrationInputs.separate([{"input_ids": window} for window in windows])
-        return replace(inputs, skipped_rows=reader.skipped)
+        return replace(inputs, rows=reader.counts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +106,7 @@ class EncoderText:
         reader = row_reader(settings, self.tokenizer)
         texts = documents(settings.dataset, seed=settings.seed, token=token, reader=reader)
         windows = self.windows(texts, settings.samples)
-        return CalibrationInputs(tensors={"input_ids": windows}, skipped_rows=reader.skipped)
+        return CalibrationInputs(tensors={"input_ids": windows}, rows=reader.counts)
 
     def windows(self, texts: Iterable[str], count: int) -> Int64[Tensor, "windows length"]:
         """Return at most `count` windows of the texts."""
@@ -158,7 +158,7 @@ class PairedText:
                 "input_ids": pairs[:, 0].contiguous(),
                 "decoder_input_ids": shift_right(pairs[:, 1], self.start),
             },
-            skipped_rows=reader.skipped,
+            rows=reader.counts,
         )
 
 
