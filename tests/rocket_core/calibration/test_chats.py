@@ -87,7 +87,7 @@ class TestWindows:
         source = DecoderText(tokenizer=chat_tokenizer(), length=12)
         return source.draw(CalibrationConfig(dataset=path, **settings))
 
-    def test_without_packing_each_conversation_is_a_window_of_its_own_length(self, write):
+    def test_each_conversation_is_a_window_without_packing(self, write):
         path = write({"text": "abc"}, {"text": "x" * 50}, {"text": ""}, {"other": 1})
         inputs = self.draw(path, pack=False, skip_bad_rows=True)
         ids = byte_tokenizer()
@@ -95,7 +95,7 @@ class TestWindows:
         expected += [[1, *ids("x" * 11, add_special_tokens=False)["input_ids"]]]
         assert sorted(tensor[0].tolist() for tensor in inputs.token_ids) == sorted(expected)
         assert inputs.positions(12) == 4 + 12
-        assert inputs.skipped_rows == 1
+        assert inputs.rows.skipped == 1
 
     def test_samples_limit_the_windows(self, write):
         path = write(*({"text": f"text {number}"} for number in range(9)))
