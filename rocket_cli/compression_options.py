@@ -21,7 +21,10 @@ _CALIBRATION = core.CalibrationConfig()
 _EVALUATION = core.EvaluationConfig()
 
 # Names of the settings of each part of a configuration, by the options that give them.
-_CALIBRATION_SETTINGS = {name: name for name in ("samples", "sequence_length", "seed")} | {"calibration": "dataset"}
+_CALIBRATION_SETTINGS = {name: name for name in ("samples", "sequence_length", "seed", "skip_bad_rows", "pack")} | {
+    "calibration": "dataset",
+    "calibration_column": "column",
+}
 EVALUATION_SETTINGS = {
     "evaluate": "dataset",
     "evaluate_samples": "samples",
@@ -85,13 +88,17 @@ class CompressionOptions:
     calibration: str | None = _setting(
         "NAME",
         f"Calibration text: {core.BUILTIN_DATASET} (the default), {', '.join(core.HUB_DATASETS)}, or "
-        "local/FILE from the server's datasets folder, or the id that `rocket upload` prints. For an image or audio "
+        "namespace/name:split on the Hub, local/FILE from the server's datasets folder, or the id that `rocket upload` "
+        "prints. For an image or audio "
         f"model: local/FOLDER, or {core.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
         autocompletion=completion.calibration_names,
     )
     samples: options.Samples = None
     sequence_length: options.SequenceLength = None
     seed: options.Seed = None
+    calibration_column: options.Column = None
+    skip_bad_rows: options.SkipBadRows = None
+    pack: options.Pack = None
     preset: core.Preset | None = _setting(
         "NAME",
         "Named settings: fast, best (lower loss, about twice as long), max (best with --refine, about four times "

@@ -110,7 +110,8 @@ Calibration = Annotated[
     str,
     option(
         "NAME_OR_PATH",
-        "Calibration text: best a .txt or .jsonl file like what the model will read; or "
+        "Calibration text: best like what the model will read, a .txt, .md, .jsonl, .json, .csv or .parquet file with "
+        "texts or chats, or a folder of .txt and .md files; namespace/name:split on the Hub; or "
         f"{config.BUILTIN_DATASET} (CPython's documentation, offline), {', '.join(config.HUB_DATASETS)}. For an image "
         "or audio model: a folder of .png and .jpg files or of .wav files, or "
         f"{config.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
@@ -119,6 +120,22 @@ Calibration = Annotated[
 Samples = Annotated[int | None, _of_data("N", "Number of calibration windows (text, audio) or images.")]
 SequenceLength = Annotated[int | None, _of_data("N", "Tokens per window.", WINDOW_DEFAULT)]
 Seed = Annotated[int | None, _of_data("N", "Seed for drawing the windows.")]
+Column = Annotated[
+    str | None, _of_data("NAME", "Column with the text, or with lists of messages.", "text, else a chat's columns")
+]
+SkipBadRows = Annotated[
+    bool | None,
+    _of_data(None, "Skip rows without text, and chats that the chat template refuses.", False, name="--skip-bad-rows"),
+]
+Pack = Annotated[
+    bool | None,
+    _of_data(
+        None,
+        "Concatenate texts and cut them into windows, or give each text or chat a window, without padding.",
+        "--pack",
+        name="--pack/--no-pack",
+    ),
+]
 Device = Annotated[str, _of_run("DEVICE", "auto, cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[
     config.StorageDtype | None,

@@ -215,9 +215,14 @@ def _totals(report: CompressionReport) -> Iterable[str]:
         samples, source = _SAMPLES[report.calibration.kind]
         yield f"Calibrated on {used} {samples}, not the {requested} requested: {source} no more"
     text = report.calibration.text
+    is_foreign = text is not None and text.is_foreign
     if text is not None and text.warning is not None:
         yield f"Warning: {text.warning}, --calibration FILE"
-    elif report.calibration.dataset == BUILTIN_DATASET and report.calibration.kind == "text":
+    if report.calibration.skipped_rows:
+        yield f"Skipped {report.calibration.skipped_rows} rows of {report.calibration.dataset} without usable text"
+    if report.calibration.advice is not None:
+        yield f"Note: {report.calibration.advice}, --calibration FILE"
+    elif report.calibration.dataset == BUILTIN_DATASET and report.calibration.kind == "text" and not is_foreign:
         yield "Calibrated on CPython's documentation; text like what the model will read is better, --calibration FILE"
     # Healing has measured it, and has its own lines.
     if report.evaluation is None and report.healing is None:

@@ -134,7 +134,7 @@ def calibration_upload(file: Path) -> Call[Upload]:
     """Return the request that uploads a calibration file; raises InvalidArgumentError for an unsupported file type."""
     kind = _UPLOAD_TYPES.get(file.suffix.lower())
     if kind is None:
-        raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only these can be uploaded")
+        raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; `rocket upload` converts others")
     return Call(
         method="POST",
         path="/calibrations",

@@ -184,9 +184,21 @@ class CalibrationConfig(FrozenModel):
     """The inputs from which the Gram matrices are computed."""
 
     dataset: str = BUILTIN_DATASET
-    """for a model that reads text `builtin`, a name of `HUB_DATASETS`, or the path of a local `.txt` or `.jsonl` file;
-    for one that reads images or audio the path of a folder of images (`.png`, `.jpg`, `.jpeg`) or of audio (`.wav`), or
-    `synthetic`, a substitute that costs quality.
+    """for a model that reads text `builtin`, a name of `HUB_DATASETS`, `namespace/name:split` or
+    `namespace/name/config:split` on the Hub, or the path of a local `.txt`, `.md`, `.jsonl`, `.json`, `.csv` or
+    `.parquet` file, which may be compressed, or of a folder of `.txt` and `.md` files; for one that reads images or
+    audio the path of a folder of images (`.png`, `.jpg`, `.jpeg`) or of audio (`.wav`), or `synthetic`, a substitute
+    that costs quality.
+    """
+    column: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """column of the rows that holds the text, or a list of messages; None finds it, see
+    `rocket_core.inspection.files.text_rows.row_document`. The model's chat template renders chats.
+    """
+    skip_bad_rows: bool = False
+    """whether rows without text, and chats that the chat template refuses, are skipped and counted."""
+    pack: bool = True
+    """whether documents are concatenated and cut into windows; otherwise each starts a window, which holds nothing else
+    and is not padded, and the rest of a longer document is left out. Windows are then run one by one.
     """
     samples: Annotated[int, Field(ge=1)] = 256
     """windows of tokens, images, or windows of audio, at least 1."""
@@ -205,6 +217,10 @@ class HealingConfig(FrozenModel):
     """tokens to read; text that has fewer is read again. Time and quality grow with it."""
     dataset: str = BUILTIN_DATASET
     """text to read, as `CalibrationConfig.dataset` for a model that reads text."""
+    column: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """as `CalibrationConfig.column`."""
+    skip_bad_rows: bool = False
+    """as `CalibrationConfig.skip_bad_rows`."""
     sequence_length: Annotated[int, Field(ge=2)] | None = None
     """tokens per window; None takes 1024 or the model's context length, whichever is less."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -223,9 +239,9 @@ class EvaluationConfig(FrozenModel):
 
     dataset: str = BUILTIN_DATASET
     """text to predict: `builtin` (default; 36,000 characters of CPython's documentation, which is never used for
-    calibration), a name of `HUB_DATASETS`, or the path of a local `.txt` or `.jsonl` file. If the model is calibrated
-    on the same dataset, the documents after the last calibrated one are read; otherwise the file from its beginning.
-    The choice of dataset costs nothing.
+    calibration), or text named as `CalibrationConfig.dataset`. If the model is calibrated on the same dataset, the
+    documents after the last calibrated one are read; otherwise the file from its beginning. The choice of dataset costs
+    nothing.
     """
     samples: Annotated[int, Field(ge=1)] = 64
     """windows, at least 1; default 64, fewer if the text ends earlier. Each costs two forward passes (dense and
@@ -674,6 +690,8 @@ class CompressionConfig(MethodOptions):
         return HealingConfig(
             tokens=self.heal_tokens,
             dataset=self.calibration.dataset,
+            column=self.calibration.column,
+            skip_bad_rows=self.calibration.skip_bad_rows,
             sequence_length=self.calibration.sequence_length,
             seed=self.calibration.seed,
             device=self.device,

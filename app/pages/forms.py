@@ -19,7 +19,7 @@ from rocket_core.sizes.token_counts import parse_tokens
 _CSRF_HEADER = "x-csrf-token"
 # The form field of each member of a request.
 _FIELDS = {
-    **{f"calibration.{name}": name for name in ("dataset", "samples", "sequence_length", "seed")},
+    **{f"calibration.{name}": name for name in ("dataset", "samples", "sequence_length", "seed", "column")},
     **{f"options.{name}": name for name in ("preset", "ignore", "export", "include", "engine")},
     "options.heal_tokens": "heal",
     "target_bytes": "size",
@@ -152,9 +152,16 @@ def _common(fields: Fields) -> dict[str, Any]:
     if engine is not None:
         options["export"] = _exports(fields.get("export", ""), engine)
     numbers = ("samples", "sequence_length", "seed")
-    calibration = {name: _number(fields[name]) for name in numbers if fields.get(name)}
-    if fields.get("dataset"):
-        calibration["dataset"] = fields["dataset"]
+    calibration: dict[str, Any] = {name: _number(fields[name]) for name in numbers if fields.get(name)}
+    dataset = fields.get("hub_dataset", "").strip() or fields.get("dataset")
+    if dataset:
+        calibration["dataset"] = dataset
+    if fields.get("column"):
+        calibration["column"] = fields["column"]
+    if fields.get("skip_bad_rows"):
+        calibration["skip_bad_rows"] = True
+    if fields.get("unpacked"):
+        calibration["pack"] = False
     body: dict[str, Any] = {"model_id": fields.get("model_id", ""), "calibration": calibration, "options": options}
     body |= {name: fields[name] for name in ("revision", "queue") if fields.get(name)}
     if fields.get("label"):

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -17,6 +18,7 @@ from app.shared.repositories.removed import Removed
 from app.shared.repositories.uploads import NewUpload
 from app.shared.requests import UPLOAD
 from rocket_core.errors import CalibrationError, EmptyCalibrationError
+from rocket_core.inspection.files.text_rows import Chat, Row, row_document
 
 # A document is tokenized as a whole.
 _MAX_LINE_BYTES = 2**20 * 8
@@ -30,7 +32,7 @@ class DocumentCheck:
     """Check of a calibration file as it arrives, by the rules of `rocket_core.calibration.datasets`.
 
     Args:
-        suffix: `.txt` for plain text, or `.jsonl` for an object with a string `text` on each line.
+        suffix: `.txt` for plain text, or `.jsonl` for an object with a string `text` or a chat on each line.
 
     Attributes:
         documents: number of documents so far.
@@ -84,8 +86,10 @@ class DocumentCheck:
         except (ValueError, RecursionError) as error:
             raise self._fault('is not valid JSON; each line must be like {"text": "..."}') from error
         text = record.get("text") if isinstance(record, dict) else None
+        if not isinstance(record, dict):
+            raise self._fault('is not a JSON object; each line must be like {"text": "..."}')
         if not isinstance(text, str):
-            raise self._fault('has no string "text"; each line must be like {"text": "..."}')
+            text = self._chat(line, record)
         if record.get("image") is not None:
             raise self._fault(
                 'names an image, and an upload holds no images; remove "image", or ask the operator to put the file '
@@ -93,6 +97,22 @@ class DocumentCheck:
             )
         if "\0" in text or _SURROGATE.search(text):
             raise self._fault('contains a NUL character or an unpaired surrogate in "text"; remove it')
+
+    def _chat(self, line: str, record: Mapping[str, Any]) -> str:
+        """Check an object without a text, and return the content of its chat."""
+        if len(line) > _MAX_STRUCTURE:
+            # Strings in a chat may be JSON themselves, which is parsed under the interpreter's lock.
+            raise self._fault(f'has no string "text"; chats may have {_MAX_STRUCTURE} characters')
+        try:
+            found = row_document(Row(where="", fields=record))
+        except CalibrationError as error:
+            raise self._fault(
+                'has no string "text" and no chat; `rocket upload --calibration-column NAME` takes another column'
+            ) from error
+        assert isinstance(found, Chat), "a text is not a chat"
+        if "\\u0000" in found.content:
+            raise self._fault("contains a NUL character and is not text; remove it")
+        return found.content
 
     def _check_structure(self, line: str) -> None:
         if len(line) <= _MAX_STRUCTURE:

@@ -12,8 +12,7 @@ from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, SYNTHETIC_DATASET
 from rocket_core.errors import CheckpointFormatError, ModelNotFoundError, UnknownDatasetError
 from rocket_core.inspection.files.model_advice import WEIGHT_SUFFIXES, advice_on_contents
 from rocket_core.inspection.files.model_files import CONFIG_NAME, check_adapter
-
-_DATASET_SUFFIXES = (".jsonl", ".txt")
+from rocket_core.inspection.files.text_rows import text_suffix
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +95,8 @@ def _problem(path: Path) -> str | None:
 
 
 def _is_dataset(path: Path) -> bool:
-    # A folder contains images or audio.
-    return path.is_dir() or (path.suffix in _DATASET_SUFFIXES and path.is_file())
+    # A folder contains texts, images or audio.
+    return path.is_dir() or (text_suffix(path) is not None and path.is_file())
 
 
 def _entries(folder: Path) -> list[Path]:

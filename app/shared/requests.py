@@ -20,7 +20,6 @@ from pydantic_core import CoreSchema
 from app.shared.works import WORKS, WorkKind
 from rocket_core.config import (
     BUILTIN_DATASET,
-    HUB_DATASETS,
     HUB_TASKS,
     SYNTHETIC_DATASET,
     TARGETS_IN_BYTES,
@@ -31,6 +30,7 @@ from rocket_core.config import (
 )
 from rocket_core.engines import ROCKET, ExportKind, LaterExport, NamedExport
 from rocket_core.errors import InvalidConfigError
+from rocket_core.inspection.files.dataset_names import is_hub_dataset
 from rocket_core.schema import FrozenModel
 from rocket_core.sizes.target import BitsPerWeight, ByError, Target, target_of
 
@@ -120,8 +120,12 @@ def _revision(text: str) -> str:
 
 def _dataset(text: str) -> str:
     local = text.startswith(LOCAL) and ".." not in text and _MODEL_ID.fullmatch(text)
-    if text not in (BUILTIN_DATASET, *HUB_DATASETS, SYNTHETIC_DATASET) and not local and not _UPLOADED.fullmatch(text):
-        raise ValueError("is not a calibration dataset; GET /calibrations lists those of this server")
+    on_hub = is_hub_dataset(text) and not text.startswith((LOCAL, UPLOAD))
+    if text not in (BUILTIN_DATASET, SYNTHETIC_DATASET) and not on_hub and not local and not _UPLOADED.fullmatch(text):
+        raise ValueError(
+            "is not a calibration dataset; GET /calibrations lists those of this server, and namespace/name:split is "
+            "one on the Hub"
+        )
     return text
 
 
@@ -138,8 +142,9 @@ class CalibrationRequest(RequestModel):
     """The data that the model is calibrated on."""
 
     dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
-    """for text `builtin`, a name of the Hub's datasets, `local/FILE` with its suffix, or `upload/ID`; for images or
-    audio `local/FOLDER`, or `synthetic`, a stand-in that costs quality.
+    """for text `builtin`, a name of `GET /calibrations`, `namespace/name:split` or `namespace/name/config:split` on the
+    Hub, `local/FILE` with its suffix, `local/FOLDER` of `.txt` and `.md` files, or `upload/ID`; for images or audio
+    `local/FOLDER`, or `synthetic`, a stand-in that costs quality.
     """
     samples: Annotated[int, Field(ge=1, le=65536)] = 256
     """number of token windows, images, or audio windows, 1 to 65,536; 256 by default."""
@@ -149,6 +154,19 @@ class CalibrationRequest(RequestModel):
     """
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """seed for drawing samples, 0 (the default) to 2⁶³ - 1."""
+    column: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """column of the rows that holds the text, or a list of messages; null (the default) takes `text`, or a chat of
+    `messages`, `conversations`, `instruction` and `output`, or `prompt` and `completion`, which the model's chat
+    template renders.
+    """
+    skip_bad_rows: bool = False
+    """whether rows without text, and chats that the chat template refuses, are skipped and counted in the report; by
+    default they end the job.
+    """
+    pack: bool = True
+    """whether texts are concatenated and cut into windows, as by default; otherwise each starts a window of its own
+    length, for models that predict the next token.
+    """
 
 
 class StoredRequest(RequestModel):
@@ -447,7 +465,7 @@ class JobRequest(StoredRequest):
     def asks_the_hub(self) -> bool:
         """Whether the model, a text or a task that the job reads comes from the Hub, or the result goes there."""
         tasks = () if self.evaluate is None else self.evaluate.tasks
-        from_hub = any(name in HUB_DATASETS for name in self.datasets) or any(task in HUB_TASKS for task in tasks)
+        from_hub = any(is_hub_dataset(name) for name in self.datasets) or any(task in HUB_TASKS for task in tasks)
         return self.pushes or (self.reads_model and self.is_on_hub) or from_hub
 
     def fingerprint(self) -> str:
@@ -462,6 +480,8 @@ class JobRequest(StoredRequest):
             newer["evaluate"] = {"prompts", "answer_tokens"}
         if not self.benchmark:
             newer["benchmark"] = True
+        rows = {"column": None, "skip_bad_rows": False, "pack": True}
+        newer["calibration"] = {name for name, usual in rows.items() if getattr(self.calibration, name) == usual}
         newer["options"] = {
             name
             for name in ("code_bits", "group_size", "include", "heal_tokens")
@@ -552,7 +572,10 @@ class HealingRequest(WorkRequest):
     def members(self) -> dict[str, Any]:
         """How many tokens are trained on, and of which text."""
         text = {"dataset": self.dataset, "sequence_length": self.sequence_length, "seed": self.seed}
-        given = {name: value for name, value in text.items() if value is not None}
+        given: dict[str, Any] = {name: value for name, value in text.items() if value is not None}
+        if self.dataset is not None:
+            # They describe the rows of the calibration's own text.
+            given |= {"column": None, "skip_bad_rows": False}
         return {"calibration": given, "options": {"heal_tokens": self.tokens}}
 
 

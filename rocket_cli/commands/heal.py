@@ -24,6 +24,8 @@ def heal(
     calibration: options.Calibration = BUILTIN_DATASET,
     sequence_length: options.SequenceLength = None,
     seed: options.Seed = 0,
+    calibration_column: options.Column = None,
+    skip_bad_rows: options.SkipBadRows = False,
     model: options.Original = None,
     revision: options.Revision = None,
     device: options.Device = "auto",
@@ -39,7 +41,13 @@ def heal(
     advise = partial(advise_to_resume, output, context.obj or (), "heal", "the last checkpoint is")
     with reported_failures(as_json=as_json, advice=advise):
         config = healing_config(
-            tokens=tokens, dataset=calibration, sequence_length=sequence_length, seed=seed, device=device
+            tokens=tokens,
+            dataset=calibration,
+            column=calibration_column,
+            skip_bad_rows=skip_bad_rows,
+            sequence_length=sequence_length,
+            seed=seed,
+            device=device,
         )
         # Before torch is imported, which takes seconds.
         local_path_of(calibration)

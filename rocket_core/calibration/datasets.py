@@ -10,6 +10,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from pydoc_data.topics import topics as pydoc_topics
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +21,11 @@ from huggingface_hub.errors import HTTPError as HttpClientError  # type: ignore[
 from jaxtyping import Int64
 from transformers import PreTrainedTokenizerBase
 
+from rocket_core.calibration.chats import RowReader
 from rocket_core.config import BUILTIN_DATASET
-from rocket_core.errors import CalibrationError, EmptyCalibrationError, HubUnavailableError, UnknownDatasetError
-from rocket_core.inspection.checks.media_lines import decoded, read_line
-from rocket_core.inspection.files.dataset_names import LOCAL_SUFFIXES, local_path_of
+from rocket_core.errors import CalibrationError, EmptyCalibrationError, HubUnavailableError
+from rocket_core.inspection.files.dataset_names import LOCAL_FILES, HubDatasetName, hub_dataset_name, local_path_of
+from rocket_core.inspection.files.text_rows import TEXT_SUFFIXES, Chat, Row, read_rows, text_suffix, without_nulls
 from rocket_core.models.pretrained import tokenize
 from rocket_core.system.gc_pause import no_collection
 
@@ -59,6 +61,7 @@ _SKIPPED_FOLDERS = frozenset(
 
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 
+_Found = TypeVar("_Found")
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 # Fields of a syntax tree node that hold statements, or nodes that contain statements.
@@ -107,45 +110,51 @@ _HUB = {
 }
 
 
-def documents(dataset: str, *, seed: int, token: str | None = None) -> Iterator[str]:
+def documents(dataset: str, *, seed: int, token: str | None = None, reader: RowReader | None = None) -> Iterator[str]:
     """Return the documents of a data set in an order determined by the seed.
 
     `builtin` and local files are shuffled as a whole, in memory; Hub data are streamed and shuffled by file and within
-    a buffer. A `.txt` file is cut at blank lines into passages of about eight thousand characters, so that there is
-    something to shuffle; `file_documents` keeps it whole.
+    a buffer. Text files are cut at blank lines into passages of about eight thousand characters, so that there is
+    something to shuffle; `file_documents` keeps them whole.
 
     Args:
         dataset: as in `CalibrationConfig.dataset`.
         seed: at least 0; equal seeds give equal orders.
         token: Hub token, for gated data; None uses the token of this machine's user, if any.
+        reader: how rows become texts; None reads those that need no chat template.
 
     Returns:
-        An iterator, lazy for Hub data.
+        An iterator, lazy for Hub data. Chats are rendered when they are requested.
 
     Raises:
         UnknownDatasetError: no such name or file.
         HubUnavailableError: the Hub does not answer, now or while the documents are read.
         EmptyCalibrationError: a local file contains no text.
-        CalibrationError: a local file is malformed or not UTF-8, or Hub data are not as expected.
+        CalibrationError: a row is malformed, or Hub data are not as expected.
     """
-    path = local_path_of(dataset)
+    path, named = local_path_of(dataset), hub_dataset_name(dataset)
+    reader = reader or RowReader()
     if dataset in _HUB:
         return _hub_documents(_HUB[dataset], seed=seed, token=token)
+    if named is not None:
+        return reader.rendered(reader.read(_hub_rows(named, seed=seed, token=token)))
+    read: list[str | Chat]
     if path is None:
-        texts = builtin_documents()
-    elif path.suffix.lower() == ".txt":
-        texts = [passage for text in file_documents(path) for passage in _passages(text)]
+        read = [*builtin_documents()]
+    elif path.is_dir() or text_suffix(path) in TEXT_SUFFIXES:
+        read = [passage for text in file_documents(path, reader) for passage in _passages(text)]
     else:
-        texts = list(file_documents(path))
-    return (texts[index] for index in np.random.default_rng(seed).permutation(len(texts)))
+        read = [*_filled(reader.read(read_rows(path)), path)]
+    return reader.rendered(read[index] for index in np.random.default_rng(seed).permutation(len(read)))
 
 
-def file_documents(path: Path) -> Iterator[str]:
-    """Yield the documents of a local file in file order, as evaluation requires.
+def file_documents(path: Path, reader: RowReader | None = None) -> Iterator[str]:
+    """Yield the documents of a local file, or of the text files of a folder, in order, as evaluation requires.
 
     Args:
-        path: a `.txt` file, which is one document, or a `.jsonl` file with one `{"text": ...}` per line; other keys
-            and blank lines are ignored, and a line is read only when its document is requested.
+        path: a text file, which is one document, a table, or a folder; see `read_rows` and `row_document`. A row is
+            read only when its document is requested.
+        reader: how rows become texts; None reads those that need no chat template.
 
     Yields:
         Documents.
@@ -153,26 +162,20 @@ def file_documents(path: Path) -> Iterator[str]:
     Raises:
         UnknownDatasetError: the file cannot be read.
         EmptyCalibrationError: the file contains no text.
-        CalibrationError: the file is not UTF-8, or a line is not a JSON object with a string `text`; the message names
-            file and line.
+        CalibrationError: a row is malformed, or has neither text nor a chat; the message names file and row.
     """
+    reader = reader or RowReader()
+    return reader.rendered(_filled(reader.read(read_rows(path)), path))
+
+
+def _filled(found: Iterable[_Found], path: Path) -> Iterator[_Found]:
+    """Yield all that was found; raise EmptyCalibrationError if that is nothing."""
     empty = True
-    try:
-        with path.open("rb") as file:
-            # Only "\n" ends a line of JSON Lines; other Unicode line breaks do not.
-            pieces = [file.read()] if path.suffix.lower() == ".txt" else file
-            for number, piece in enumerate(pieces, start=1):
-                if not piece.strip():
-                    continue
-                if path.suffix.lower() == ".txt":
-                    yield decoded(piece, where=str(path))
-                else:
-                    yield read_line(piece, where=f"{path}, line {number}")[1]
-                empty = False
-    except OSError as error:
-        raise UnknownDatasetError(f"text file {path} cannot be read: {error.strerror}; check the path") from error
+    for each in found:
+        yield each
+        empty = False
     if empty:
-        raise EmptyCalibrationError(f"text file {path} holds no text; give one with at least one document")
+        raise EmptyCalibrationError(f"{path} holds no text; give at least one document")
 
 
 def token_windows(
@@ -212,6 +215,34 @@ def token_windows(
             f"the text has {len(tokens)} tokens, one window needs {length}; give more text or a shorter sequence length"
         )
     return torch.tensor(tokens[: windows * length], dtype=torch.int64).reshape(windows, length)
+
+
+def document_windows(
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, count: int, length: int
+) -> list[Int64[torch.Tensor, "1 tokens"]]:
+    """Return the start of each document as a window, preceded by the tokenizer's BOS token if it has one.
+
+    Args:
+        texts: documents; those of less than two tokens, with nothing to predict, are left out.
+        tokenizer: the model's tokenizer.
+        count: most windows, at least 1.
+        length: most tokens of a window, at least 2.
+
+    Raises:
+        EmptyCalibrationError: no document has two tokens.
+    """
+    opening = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    windows = []
+    for text in texts:
+        encoded = tokenize(tokenizer, text, add_special_tokens=False, verbose=False)["input_ids"]
+        tokens = [*opening, *encoded][:length]
+        if encoded and len(tokens) > 1:
+            windows.append(torch.tensor([tokens], dtype=torch.int64))
+        if len(windows) == count:
+            break
+    if not windows:
+        raise EmptyCalibrationError("no text has two tokens, which a window needs at least; give longer texts")
+    return windows
 
 
 def held_out_text() -> str:
@@ -320,6 +351,17 @@ def _hub_documents(source: _HubDataset, *, seed: int, token: str | None) -> Iter
             yield source.separator.join("\n".join(text for text in row if text) for row in rows)
 
 
+def _hub_rows(name: HubDatasetName, *, seed: int, token: str | None) -> Iterator[Row]:
+    import datasets
+
+    with _hub_errors(name.repository):
+        stream = datasets.load_dataset(
+            name.repository, name=name.config, split=name.split, streaming=True, token=token
+        ).shuffle(seed=seed, buffer_size=_SHUFFLE_BUFFER)
+        for number, fields in enumerate(stream, start=1):
+            yield Row(where=f"{name.repository}, shuffled row {number}", fields=without_nulls(fields))
+
+
 @contextmanager
 def _hub_errors(repository: str) -> Iterator[None]:
     from datasets.exceptions import DatasetsError
@@ -329,7 +371,7 @@ def _hub_errors(repository: str) -> Iterator[None]:
     except (ConnectionError, TimeoutError, LocalEntryNotFoundError) as error:
         raise HubUnavailableError(
             f"the hub does not answer for the data set {repository} ({error}); try again, or calibrate on"
-            f" {BUILTIN_DATASET!r} or a local {' or '.join(LOCAL_SUFFIXES)} file"
+            f" {BUILTIN_DATASET!r} or a local {LOCAL_FILES} file"
         ) from error
     except (DatasetsError, RepositoryNotFoundError, EntryNotFoundError, FileNotFoundError, ValueError) as error:
         raise CalibrationError(

@@ -4,7 +4,7 @@ There is one source per kind; each returns samples as tensors, keyed by argument
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,12 +15,13 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 from transformers import AutoFeatureExtractor, AutoImageProcessor, PreTrainedTokenizerBase
 
-from rocket_core.calibration.datasets import documents, token_windows
+from rocket_core.calibration.chats import RowReader
+from rocket_core.calibration.datasets import document_windows, documents, token_windows
 from rocket_core.calibration.media import folder_audio, folder_images, pillow, synthetic_audio, synthetic_images
 from rocket_core.calibration.media_text import MediaWithText
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.calibration.token_loss import placeholder_ids
-from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationConfig
+from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationConfig, HealingConfig
 from rocket_core.errors import (
     CalibrationError,
     EmptyCalibrationError,
@@ -63,7 +64,7 @@ class InputSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderText:
-    """Windows of running text, without special tokens around each window.
+    """Windows of running text, without special tokens around each window, or one of each document.
 
     Attributes:
         tokenizer: the model's tokenizer.
@@ -75,9 +76,16 @@ class DecoderText:
 
     def draw(self, settings: CalibrationConfig, *, token: str | None = None) -> CalibrationInputs:
         """See `InputSource`."""
-        texts = documents(settings.dataset, seed=settings.seed, token=token)
-        tokens = token_windows(texts, self.tokenizer, count=settings.samples, length=self.length)
-        return CalibrationInputs.of_text(tokens)
+        reader = row_reader(settings, self.tokenizer)
+        texts = documents(settings.dataset, seed=settings.seed, token=token, reader=reader)
+        if settings.pack:
+            inputs = CalibrationInputs.of_text(
+                token_windows(texts, self.tokenizer, count=settings.samples, length=self.length)
+            )
+        else:
+            windows = document_windows(texts, self.tokenizer, count=settings.samples, length=self.length)
+            inputs = CalibrationInputs.separate([{"input_ids": window} for window in windows])
+        return replace(inputs, rows=reader.counts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +102,11 @@ class EncoderText:
 
     def draw(self, settings: CalibrationConfig, *, token: str | None = None) -> CalibrationInputs:
         """See `InputSource`."""
-        texts = documents(settings.dataset, seed=settings.seed, token=token)
-        return CalibrationInputs.of_text(self.windows(texts, settings.samples))
+        _check_packed(settings)
+        reader = row_reader(settings, self.tokenizer)
+        texts = documents(settings.dataset, seed=settings.seed, token=token, reader=reader)
+        windows = self.windows(texts, settings.samples)
+        return CalibrationInputs(tensors={"input_ids": windows}, rows=reader.counts)
 
     def windows(self, texts: Iterable[str], count: int) -> Int64[Tensor, "windows length"]:
         """Return at most `count` windows of the texts."""
@@ -132,7 +143,9 @@ class PairedText:
 
     def draw(self, settings: CalibrationConfig, *, token: str | None = None) -> CalibrationInputs:
         """See `InputSource`."""
-        texts = documents(settings.dataset, seed=settings.seed, token=token)
+        _check_packed(settings)
+        reader = row_reader(settings, self.text.tokenizer)
+        texts = documents(settings.dataset, seed=settings.seed, token=token, reader=reader)
         windows = self.text.windows(texts, 2 * settings.samples)
         pairs = windows[: len(windows) // 2 * 2].reshape(-1, 2, self.text.length)
         if not len(pairs):
@@ -144,7 +157,8 @@ class PairedText:
             tensors={
                 "input_ids": pairs[:, 0].contiguous(),
                 "decoder_input_ids": shift_right(pairs[:, 1], self.start),
-            }
+            },
+            rows=reader.counts,
         )
 
 
@@ -282,6 +296,16 @@ def open_source(folder: Path, architecture: Architecture, length: int, dataset: 
         features = int(config.num_mel_bins), 2 * int(config.max_source_positions)
         return Audio(extractor=extractor, features=features, text=text, start=_start_token(architecture))
     return PairedText(text=text, start=_start_token(architecture)) if config.is_encoder_decoder else text
+
+
+def row_reader(settings: CalibrationConfig | HealingConfig, tokenizer: PreTrainedTokenizerBase) -> RowReader:
+    """Return how the rows of calibration data become texts of a model."""
+    return RowReader(tokenizer=tokenizer, column=settings.column, skip_bad_rows=settings.skip_bad_rows)
+
+
+def _check_packed(settings: CalibrationConfig) -> None:
+    if not settings.pack:
+        raise InvalidConfigError("pack is false, and only models that predict the next token read a document a window")
 
 
 def _medium_of(dataset: str, architecture: Architecture) -> Medium | None:

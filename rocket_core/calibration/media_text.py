@@ -11,7 +11,7 @@ from rocket_core.calibration.media import read_image, read_recording
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.config import CalibrationConfig
 from rocket_core.errors import CalibrationError, EmptyCalibrationError
-from rocket_core.inspection.checks.media_lines import MediaLine, Medium, media_lines, without_image
+from rocket_core.inspection.checks.media_lines import MediaLine, Medium, line_text, media_lines, without_image
 from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.models.pretrained import TEMPLATE_SECONDS, interpreting
 
@@ -80,7 +80,7 @@ class MediaWithText:
     def _prompt(self, line: MediaLine) -> str:
         placeholder: str = self.processor.image_token if self.medium == "image" else self.processor.audio_token
         if line.file is None or placeholder in line.text:
-            return line.text
+            return line.text or line_text(line.fields, line.where)
         if not self.processor.chat_template:
             return f"{placeholder}\n{line.text}"
         content = [{"type": self.medium}, {"type": "text", "text": line.text}]

@@ -8,8 +8,22 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from rocket_core.schema import FrozenModel
+
 # Between the number of a sample and the name of an argument.
 _MARK = "/"
+
+
+class RowCounts(FrozenModel):
+    """Rows of calibration data that were read as texts."""
+
+    chats: int = 0
+    """chats that the chat template rendered."""
+    skipped: int = 0
+    """rows without text, or that the chat template refused, that were skipped."""
+
+
+_NO_ROWS = RowCounts()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,9 +33,11 @@ class CalibrationInputs:
     Attributes:
         tensors: by argument of the model's forward; the first axis of each is the sample axis. If samples have their
             own shapes, by number of the sample and argument: `00003/input_ids`.
+        rows: what rows they were drawn from.
     """
 
     tensors: dict[str, Tensor]
+    rows: RowCounts = _NO_ROWS
 
     @classmethod
     def of_text(cls, tokens: Int64[Tensor, "windows tokens"]) -> "CalibrationInputs":

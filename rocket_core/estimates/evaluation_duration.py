@@ -15,7 +15,7 @@ from rocket_core.estimates.footprint import ModelShape
 from rocket_core.estimates.healing import vocabulary
 from rocket_core.estimates.operations import FLOAT32_BYTES, Operations, activation_passes, model_products
 from rocket_core.inspection.checks.preconditions import window_length
-from rocket_core.inspection.files.dataset_names import LOCAL_SUFFIXES
+from rocket_core.inspection.files.text_rows import text_suffix
 from rocket_core.inspection.headers.model_fields import positions
 
 _MODELS = 2
@@ -85,7 +85,7 @@ def _characters(dataset: str) -> int | None:
     if dataset == BUILTIN_DATASET:
         return _BUILTIN_CHARACTERS
     path = Path(dataset)
-    return max(1, path.stat().st_size) if path.suffix.lower() in LOCAL_SUFFIXES and path.is_file() else None
+    return max(1, path.stat().st_size) if text_suffix(path) is not None and path.is_file() else None
 
 
 def evaluation_operations(model: ModelShape, sizes: EvaluationSizes) -> Operations:

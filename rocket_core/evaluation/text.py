@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from rocket_core.calibration.chats import RowReader
 from rocket_core.calibration.datasets import file_documents
 from rocket_core.config import EvaluationConfig
 from rocket_core.errors import InvalidConfigError
@@ -25,8 +26,9 @@ from rocket_core.evaluation.drift import sentences
 from rocket_core.evaluation.harness import load_tasks
 from rocket_core.evaluation.models import ModelFolder, gguf_files, load_model, open_gguf, open_model
 from rocket_core.evaluation.windows import text_windows
-from rocket_core.inspection.files.dataset_names import LOCAL_SUFFIXES
+from rocket_core.inspection.files.dataset_names import LOCAL_FILES
 from rocket_core.inspection.files.safetensors_headers import local_weight_files
+from rocket_core.inspection.files.text_rows import text_suffix
 from rocket_core.models.architecture import window_length
 from rocket_core.report.answers import ComparedAnswer
 from rocket_core.report.formatting import bytes_text
@@ -198,8 +200,8 @@ def evaluate_text(
     for name, value in (("limit", limit), ("task_items", task_items), ("answer_tokens", answer_tokens)):
         if value is not None and value < 1:
             raise InvalidConfigError(f"{name} is {value}; it is a number of what is read, at least 1")
-    if text.suffix.lower() not in LOCAL_SUFFIXES:
-        raise InvalidConfigError(f"{text} is neither a {' nor a '.join(LOCAL_SUFFIXES)} file; rename or convert it")
+    if text_suffix(text) is None:
+        raise InvalidConfigError(f"{text} is not a {LOCAL_FILES} file; rename or convert it")
     target = resolve_device(device)
     original = None if against is None else open_model(against)
     if gguf_files(folder):
@@ -219,7 +221,11 @@ def evaluate_text(
         )
     how = Measurement(
         text=read_text(
-            original or model, file_documents(text), count=limit, sequence_length=sequence_length, stride=stride
+            original or model,
+            file_documents(text, RowReader(tokenizer=(original or model).tokenizer)),
+            count=limit,
+            sequence_length=sequence_length,
+            stride=stride,
         ),
         tasks=load_tasks(tasks),
         task_items=task_items,

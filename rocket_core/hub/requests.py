@@ -90,8 +90,10 @@ def check_is_repository(model: str, revision: str | None) -> None:
     check_repository_id(model)
     advice = None if revision is not None else advice_on_path(Path(model).expanduser())
     if advice is not None:
+        sentence = advice if advice.endswith((".", "?")) else f"{advice}."
         raise ModelNotFoundError(
-            f"there is no folder {model}; {advice} To get the repository of this name from the Hub, add --revision main"
+            f"there is no folder {model}; {sentence} To get the repository of this name from the Hub, add "
+            "--revision main"
         )
 
 

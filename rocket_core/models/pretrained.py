@@ -65,7 +65,11 @@ _CHARACTERS_PER_SECOND = 20_000
 
 @contextmanager
 def interpreting(
-    subject: str, kind: type[RocketError] = CheckpointFormatError, *, seconds: float | None = None
+    subject: str,
+    kind: type[RocketError] = CheckpointFormatError,
+    *,
+    seconds: float | None = None,
+    advice: str = _ADVICE,
 ) -> Iterator[None]:
     """Convert exceptions that transformers and tokenizers raise on untrusted files to an error of this library.
 
@@ -75,12 +79,13 @@ def interpreting(
         subject: names the file or model in messages.
         kind: class of the error.
         seconds: processor time that this may take, see `time_limit`; None means no limit.
+        advice: what to do, for messages.
 
     Raises:
         RocketError: an error of class `kind`.
         InsufficientMemoryError: reading the files takes more memory than is available.
     """
-    late = kind(f"{subject} took more than {seconds or 0:.0f} seconds of processor time, and was stopped; {_ADVICE}")
+    late = kind(f"{subject} took more than {seconds or 0:.0f} seconds of processor time, and was stopped; {advice}")
     try:
         with nullcontext() if seconds is None else time_limit(seconds, late):
             yield
@@ -93,12 +98,12 @@ def interpreting(
     except Exception as error:
         if _is_ours(error.__traceback__):
             raise
-        raise _refusal(subject, kind, error) from error
+        raise _refusal(subject, kind, error, advice) from error
     except BaseException as error:
         # A panic in Rust code raises a class that is not an `Exception` and cannot be imported.
         if type(error).__name__ != "PanicException":
             raise
-        raise _refusal(subject, kind, error) from error
+        raise _refusal(subject, kind, error, advice) from error
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
@@ -373,13 +378,13 @@ def _is_ours(traceback: TracebackType | None) -> bool:
     return next((module == _OURS for module in reversed(modules) if module in (_OURS, *_THEIRS)), True)
 
 
-def _refusal(subject: str, kind: type[RocketError], error: BaseException) -> RocketError:
+def _refusal(subject: str, kind: type[RocketError], error: BaseException, advice: str) -> RocketError:
     lines = [line.strip() for line in str(error).strip().splitlines()[:2]]
     reason = " ".join(line for line in lines if line).rstrip(".")
     if not isinstance(error, ValueError | OSError | ImportError) or not reason:
         reason = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
     reason = "".join(character if character.isprintable() else "?" for character in reason)
-    return kind(f"the installed transformers cannot read {subject}: {reason[:_LONGEST_REASON]}; {_ADVICE}")
+    return kind(f"the installed transformers cannot read {subject}: {reason[:_LONGEST_REASON]}; {advice}")
 
 
 def _shown(value: object) -> str:

@@ -12,7 +12,7 @@ from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
 from rocket_core.checkpoint.decoders import check_decodable
 from rocket_core.checkpoint.reader import DTYPES
-from rocket_core.config import HUB_DATASETS, CompressionConfig
+from rocket_core.config import CompressionConfig
 from rocket_core.errors import (
     CalibrationError,
     CheckpointFormatError,
@@ -32,7 +32,7 @@ from rocket_core.inspection.checks.preconditions import (
     check_config,
     parse_config,
 )
-from rocket_core.inspection.files.dataset_names import local_path_of
+from rocket_core.inspection.files.dataset_names import is_hub_dataset, local_path_of
 from rocket_core.inspection.files.model_advice import advice_on_folder
 from rocket_core.inspection.files.model_files import CONFIG_NAME, companions, read_start
 from rocket_core.inspection.headers.block_lists import block_of
@@ -164,7 +164,7 @@ def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) 
     """
     cached = work.inputs()
     settings = run.config.calibration
-    if cached is not None and settings.dataset in HUB_DATASETS:
+    if cached is not None and is_hub_dataset(settings.dataset):
         return cached
     inputs = run.inputs.draw(settings, token=token)
     _check_token_ids(run, inputs)

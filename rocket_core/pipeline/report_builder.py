@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rocket_core.allocation import Allocation, layer_frontiers
 from rocket_core.allocation.predictor import ModelProfile
+from rocket_core.calibration.inputs import DecoderText
 from rocket_core.calibration.media_text import MediaWithText
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile
@@ -45,6 +46,10 @@ def calibration_report(run: Run, inputs: CalibrationInputs, work: WorkFolder) ->
         tokens=inputs.positions(run.positions),
         token_sha256=inputs.sha256(),
         text=_text(run, work),
+        skipped_rows=inputs.rows.skipped,
+        lacks_chats=isinstance(run.inputs, DecoderText)
+        and bool(run.inputs.tokenizer.chat_template)
+        and inputs.rows.chats == 0,
     )
 
 

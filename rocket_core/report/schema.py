@@ -239,6 +239,20 @@ class CalibrationReport(FrozenModel):
     """the original's predictions of the text; None if it does not predict tokens, if no sensitivities were measured,
     and in reports from before this field existed.
     """
+    skipped_rows: int = 0
+    """rows without text, and chats that the chat template refused, that were skipped."""
+    lacks_chats: bool = False
+    """whether the model has a chat template, and was calibrated on texts alone."""
+
+    @property
+    def advice(self) -> str | None:
+        """What would be better to calibrate on; None if nothing is known to be."""
+        if self.lacks_chats:
+            return (
+                "the model has a chat template, and was calibrated on plain text; calibrate on chats like those that "
+                'it will answer: rows with "messages", which its template renders'
+            )
+        return None
 
 
 class CompressionReport(FrozenModel):

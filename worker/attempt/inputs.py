@@ -17,11 +17,12 @@ from app.shared.repositories import uploads
 from app.shared.requests import UPLOAD, JobRequest
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, StoredFile
-from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, HUB_TASKS, CompressionConfig
+from rocket_core.config import BUILTIN_DATASET, HUB_TASKS, CompressionConfig
 from rocket_core.errors import HubCacheBusyError
 from rocket_core.hub import cache as hub_cache
 from rocket_core.hub.repository import HubAccess
 from rocket_core.inspection.checks.media_lines import names_media
+from rocket_core.inspection.files.dataset_names import is_hub_dataset
 from worker.attempt.folders import JobFolders
 from worker.attempt.uploaded_models import fetch_model
 from worker.confined.messages import Downloaded, FetchRequest, LogLevel
@@ -52,7 +53,7 @@ class Inputs:
     @property
     def needs_network(self) -> bool:
         """Whether text or tasks come from the Hub."""
-        return any(name in HUB_DATASETS or name in HUB_TASKS for name in self._texts)
+        return any(is_hub_dataset(name) or name in HUB_TASKS for name in self._texts)
 
     @property
     def readable(self) -> tuple[Path, ...]:

@@ -27,7 +27,8 @@ _SUFFIXES = {"text/plain": ".txt", "application/jsonl": ".jsonl", "application/x
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": 'A text, or an object with a string `text` on each line: `{"text": "..."}`.',
+        "description": 'A text, or an object with a string `text` or a chat on each line: `{"text": "..."}`, '
+        '`{"messages": [...]}`.',
         "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in _SUFFIXES},
     }
 }

@@ -22,7 +22,7 @@
 
   const sendCalibration = async ([{ file }], show) => {
     const type = TYPES[suffix(file.name)];
-    if (!type) throw new Error(`${file.name} is neither .txt nor .jsonl; only these can be uploaded`);
+    if (!type) throw new Error(`${file.name} is neither .txt nor .jsonl; the command rocket upload converts and sends .json, .csv and .parquet`);
     show(`sending ${file.name}`, 0);
     const upload = await ask("POST", `/calibrations?name=${encodeURIComponent(file.name)}`, { headers: { "Content-Type": type }, body: file });
     const select = document.getElementById("dataset");

@@ -1,6 +1,5 @@
 """Lines of calibration files that hold a text each, and may name an image or a recording. Loads no torch."""
 
-import json
 import wave
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from rocket_core.config import CompressionConfig
 from rocket_core.errors import CalibrationError
 from rocket_core.inspection.files.dataset_names import local_path_of
+from rocket_core.inspection.files.text_rows import TEXT_COLUMN, Row, checked_text, read_record, row_document
 from rocket_core.inspection.headers.block_lists import has_tower
 from rocket_core.inspection.headers.layer_names import family_of
 
@@ -39,13 +39,15 @@ class MediaLine:
 
     Attributes:
         where: names file and line in messages.
-        text: its text.
+        fields: its JSON object.
+        text: its text, if it names a file.
         medium: what kind of file it names; None for text alone.
         file: the image or recording; None for text alone.
     """
 
     where: str
-    text: str
+    fields: Mapping[str, Any]
+    text: str = ""
     medium: Medium | None = None
     file: Path | None = None
 
@@ -65,13 +67,16 @@ def media_lines(path: Path, name: str | None = None) -> Iterator[MediaLine]:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 where = f"{name or path}, line {number}"
-                record, text = read_line(line, where=where)
+                record = read_record(line, where=where)
                 named = [medium for medium in _MEDIA if record.get(medium) is not None]
                 if len(named) > 1:
                     raise CalibrationError(f"{where} names an image and audio; give each its own line")
                 medium = named[0] if named else None
-                found = None if medium is None else _named_file(record, medium, folder, where)
-                yield MediaLine(where=where, text=text, medium=medium, file=found)
+                if medium is None:
+                    yield MediaLine(where=where, fields=record)
+                    continue
+                found = _named_file(record, medium, folder, where)
+                yield MediaLine(where=where, fields=record, text=line_text(record, where), medium=medium, file=found)
 
 
 def first_medium(dataset: str) -> MediaLine | None:
@@ -119,6 +124,8 @@ def check_media(
         if config.includes_vision and line.medium != "image":
             raise without_image(line)
         if line.medium is None or line.file is None:
+            if not config.calibration.skip_bad_rows:
+                row_document(Row(where=line.where, fields=line.fields), config.calibration.column)
             continue
         if medium is None:
             _check_reads(settings, line, model)
@@ -143,49 +150,16 @@ def without_image(line: MediaLine) -> CalibrationError:
     )
 
 
-def read_line(line: bytes, *, where: str) -> tuple[Mapping[str, Any], str]:
-    """Return the JSON object on a line of a `.jsonl` file, and its text.
-
-    Args:
-        line: the line.
-        where: names file and line in messages.
+def line_text(record: Mapping[str, Any], where: str) -> str:
+    """Return the string `text` of a line that is read with images or audio.
 
     Raises:
-        CalibrationError: not UTF-8, or not a JSON object with a string `text`.
+        CalibrationError: there is none.
     """
-    try:
-        record = json.loads(decoded(line, where=where))
-    except ValueError as error:
-        raise CalibrationError(
-            f'{where} is not valid JSON ({error}); each line must be like {{"text": "..."}}'
-        ) from error
-    text = record.get("text") if isinstance(record, dict) else None
+    text = record.get(TEXT_COLUMN)
     if not isinstance(text, str):
         raise CalibrationError(f'{where} has no string "text"; each line must be like {{"text": "..."}}')
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        # JSON can escape half of a surrogate pair, which tokenizers reject.
-        raise CalibrationError(f'{where}: "text" holds a lone surrogate, which is no character; remove it') from error
-    return record, text
-
-
-def decoded(piece: bytes, *, where: str) -> str:
-    """Return text from UTF-8.
-
-    Args:
-        piece: a line or a file.
-        where: names it in messages.
-
-    Raises:
-        CalibrationError: it is not UTF-8.
-    """
-    try:
-        return piece.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CalibrationError(
-            f"{where} is not UTF-8 text (byte {piece[error.start]:#04x} at offset {error.start}); convert it to UTF-8"
-        ) from error
+    return checked_text(text, where, TEXT_COLUMN)
 
 
 def _named_file(record: Mapping[str, Any], medium: Medium, folder: Path, where: str) -> Path:

@@ -23,7 +23,9 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.inspection.checks.coded_weights import check_plain
-from rocket_core.inspection.files.strict_json import Limits, parse_object
+from rocket_core.inspection.files.dataset_names import LOCAL_FILES, is_hub_dataset
+from rocket_core.inspection.files.strict_json import Limits, is_field_name, parse_object
+from rocket_core.inspection.files.text_rows import text_files
 from rocket_core.inspection.headers.block_lists import has_tower
 from rocket_core.inspection.headers.coded_tensors import coded_format
 from rocket_core.inspection.headers.layer_names import (
@@ -175,7 +177,7 @@ def check_calibration(kind: InputKind, dataset: str, sequence_length: int | None
     Args:
         kind: what the model reads.
         dataset: as in `CalibrationConfig.dataset`; anything that is neither a folder nor a known name counts as a text
-            file.
+            file, and a folder with text files fits any kind.
         sequence_length: the requested length.
         model: name of the model in messages.
 
@@ -185,12 +187,13 @@ def check_calibration(kind: InputKind, dataset: str, sequence_length: int | None
     """
     if kind == "images" and sequence_length is not None:
         raise InvalidConfigError(f"{model} reads images, which have no sequence length; leave it out")
-    if _is_text(dataset) == (kind == "text"):
+    if kind in _kinds_of(dataset):
         return
     if kind == "text":
         raise UnknownDatasetError(
             f"{model} reads text, and the calibration data are not text; use {BUILTIN_DATASET!r}, one of "
-            f"{', '.join(HUB_DATASETS)}, or a .txt or .jsonl file"
+            f"{', '.join(HUB_DATASETS)}, namespace/name:split on the Hub, a {LOCAL_FILES} file, or a folder with .txt "
+            "and .md files at its top level"
         )
     files = ".png and .jpg images" if kind == "images" else ".wav files (16-bit mono)"
     raise UnknownDatasetError(
@@ -199,10 +202,13 @@ def check_calibration(kind: InputKind, dataset: str, sequence_length: int | None
     )
 
 
-def _is_text(dataset: str) -> bool:
-    if dataset in (BUILTIN_DATASET, *HUB_DATASETS):
-        return True
-    return dataset != SYNTHETIC_DATASET and not Path(dataset).is_dir()
+def _kinds_of(dataset: str) -> tuple[InputKind, ...]:
+    """Return what a data set may consist of."""
+    if dataset == SYNTHETIC_DATASET:
+        return "images", "audio"
+    if dataset != BUILTIN_DATASET and not is_hub_dataset(dataset) and Path(dataset).is_dir():
+        return ("text", "images", "audio") if text_files(Path(dataset)) else ("images", "audio")
+    return ("text",)
 
 
 def check_weights(weights: WeightSummary, model: str) -> None:

@@ -9,9 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
-from rocket_core.calibration.datasets import documents, file_documents, held_out_text, token_windows
-from rocket_core.calibration.inputs import DecoderText, EncoderText
+from rocket_core.calibration.chats import RowReader
+from rocket_core.calibration.datasets import (
+    document_windows,
+    documents,
+    file_documents,
+    held_out_text,
+    token_windows,
+)
+from rocket_core.calibration.inputs import DecoderText, EncoderText, row_reader
 from rocket_core.config import BUILTIN_DATASET, EvaluationConfig
 from rocket_core.engines import ExportKind
 from rocket_core.errors import EmptyCalibrationError
@@ -102,7 +110,7 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
     try:
         text = read_text(
             dense,
-            _documents(run, settings, token),
+            _documents(run, settings, dense.tokenizer, token),
             count=settings.samples,
             sequence_length=settings.sequence_length,
             stride=settings.stride,
@@ -176,7 +184,9 @@ def measure_artifact(run: Run, plan: EvaluationPlan, folder: Path, scratch: Path
     )
 
 
-def _documents(run: Run, settings: EvaluationConfig, token: str | None) -> Iterator[str]:
+def _documents(
+    run: Run, settings: EvaluationConfig, tokenizer: PreTrainedTokenizerBase, token: str | None
+) -> Iterator[str]:
     """Return documents that the calibration does not read."""
     calibration = run.config.calibration
     if settings.dataset == BUILTIN_DATASET:
@@ -187,16 +197,23 @@ def _documents(run: Run, settings: EvaluationConfig, token: str | None) -> Itera
     if path is not None and calibrated is not None:
         is_same = path.samefile(calibrated)
     if not is_same:
-        return file_documents(path) if path is not None else documents(settings.dataset, seed=_SEED, token=token)
-    rest = documents(calibration.dataset, seed=calibration.seed, token=token)
+        reader = RowReader(tokenizer=tokenizer)
+        if path is not None:
+            return file_documents(path, reader)
+        return documents(settings.dataset, seed=_SEED, token=token, reader=reader)
+    reader = row_reader(calibration, tokenizer)
+    rest = documents(calibration.dataset, seed=calibration.seed, token=token, reader=reader)
     # Skip the documents that calibration and healing read.
     healing = run.config.healing
     trained = 0 if healing is None else windows_to_draw(healing, run.sequence_length)
     if isinstance(run.inputs, EncoderText):
         run.inputs.windows(rest, calibration.samples)
     elif isinstance(run.inputs, DecoderText):
-        count = max(calibration.samples, trained)
-        token_windows(rest, run.inputs.tokenizer, count=count, length=run.sequence_length)
+        count = max(calibration.samples, trained) if calibration.pack else trained
+        if not calibration.pack:
+            document_windows(rest, tokenizer, count=calibration.samples, length=run.sequence_length)
+        if count:
+            token_windows(rest, tokenizer, count=count, length=run.sequence_length)
     return rest
 
 

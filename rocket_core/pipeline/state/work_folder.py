@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from rocket_core.allocation import Allocation
-from rocket_core.calibration.samples import CalibrationInputs
+from rocket_core.calibration.samples import CalibrationInputs, RowCounts
 from rocket_core.calibration.sensitivity import Sensitivity, token_weights
 from rocket_core.candidates import LayerProfile
 from rocket_core.checkpoint import TensorEntry
@@ -103,6 +103,7 @@ class WorkFolder:
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         write_model(self._identity_file, identity)
         if not self._inputs_file.is_file():
+            write_model(self._rows_file, inputs.rows)
             write_tensors(self._inputs_file, inputs.tensors)
 
     @property
@@ -139,7 +140,9 @@ class WorkFolder:
     def inputs(self) -> CalibrationInputs | None:
         """Return the calibration samples, if they have been drawn."""
         known = self.is_claimed and self._inputs_file.is_file()
-        return CalibrationInputs(tensors=read_tensors(self._inputs_file)) if known else None
+        if not known:
+            return None
+        return CalibrationInputs(tensors=read_tensors(self._inputs_file), rows=read_model(self._rows_file, RowCounts))
 
     @property
     def _identity_file(self) -> Path:
@@ -148,6 +151,10 @@ class WorkFolder:
     @property
     def _inputs_file(self) -> Path:
         return self.path / "inputs.safetensors"
+
+    @property
+    def _rows_file(self) -> Path:
+        return self.path / "rows.json"
 
     def stages(self) -> dict[str, StageReport]:
         """Return the cost of the stages in earlier runs."""

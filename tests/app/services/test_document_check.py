@@ -72,3 +72,31 @@ def test_a_line_that_names_an_image_is_refused():
     lines = b'{"text": "a", "image": null}\n{"text": "b", "image": "1.png"}\n'
     with pytest.raises(CalibrationError, match="line 2 names an image, and an upload holds no images"):
         list(DocumentCheck(".jsonl").passing([lines]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"messages": [{"role": "user", "content": "Hi"}]}',
+        b'{"conversations": [{"from": "human", "value": "Hi"}]}',
+        b'{"instruction": "Hi", "input": "", "output": "Yes"}',
+        b'{"prompt": "Hi", "completion": "Yes"}',
+    ],
+)
+def test_a_chat_is_a_document(line):
+    assert check(line + b"\n" + line) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"body": "Hi"}', 'line 1 has no string "text" and no chat.*--calibration-column'),
+        (b'{"conversations": [{"from": "alien", "value": "Hi"}]}', "line 1 has no string"),
+        (b'{"prompt": "Hi\\u0000", "completion": "Yes"}', "line 1 contains a NUL"),
+        (b'{"messages": "' + b"[" * 300_000 + b'"}', "line 1 has no string .*chats may have 262144 characters"),
+        (b'["text"]', "line 1 is not a JSON object"),
+    ],
+)
+def test_a_line_without_text_or_a_usable_chat_is_refused(line, message):
+    with pytest.raises(CalibrationError, match=message):
+        check(line)

@@ -86,7 +86,10 @@ def test_invalid_model_ids_are_refused(model_id):
         JobRequest(model_id=model_id, ratio=0.3)
 
 
-@pytest.mark.parametrize("dataset", ["../x.jsonl", "/etc/passwd", "local/../x", "unknown", "local/", "file.txt"])
+@pytest.mark.parametrize(
+    "dataset",
+    ["../x.jsonl", "/etc/passwd", "local/../x", "unknown", "local/", "file.txt", "local/x:train", "upload/x:train"],
+)
 def test_a_dataset_is_never_a_path(dataset):
     with pytest.raises(ValidationError):
         JobRequest(model_id="local/x", ratio=0.3, calibration={"dataset": dataset})
@@ -127,6 +130,29 @@ def test_the_fingerprint_is_independent_of_spelling_out_defaults():
     assert plain.fingerprint() != other.fingerprint()
 
 
+def test_a_data_set_on_the_hub_is_named_with_its_split():
+    request = JobRequest(model_id="local/x", ratio=0.3, calibration={"dataset": "org/name:train", "column": "chosen"})
+    assert request.asks_the_hub
+    assert request.compression_config().calibration.column == "chosen"
+    assert not JobRequest(model_id="local/x", ratio=0.3).asks_the_hub
+
+
+def test_a_fingerprint_includes_settings_of_rows_only_if_given():
+    plain = JobRequest(model_id="local/x", ratio=0.3)
+    given = [{"column": "body"}, {"skip_bad_rows": True}, {"pack": False}]
+    others = [JobRequest(model_id="local/x", ratio=0.3, calibration=settings) for settings in given]
+    assert len({request.fingerprint() for request in (plain, *others)}) == 4
+    same = JobRequest(model_id="local/x", ratio=0.3, calibration={"column": None, "pack": True})
+    assert same.fingerprint() == plain.fingerprint()
+
+
+def test_healing_on_another_text_reads_its_rows_as_usual():
+    original = JobRequest(model_id="local/x", ratio=0.3, calibration={"dataset": "o/n:train", "column": "body"})
+    other = HealingRequest(tokens=10, dataset="c4").job_request("job_" + "0" * 26, original, None)
+    same = HealingRequest(tokens=10).job_request("job_" + "0" * 26, original, None)
+    assert (other.calibration.column, same.calibration.column) == (None, "body")
+
+
 def test_a_fingerprint_includes_an_evaluation_only_if_requested():
     plain = JobRequest(model_id="local/x", ratio=0.3)
     evaluated = JobRequest(model_id="local/x", ratio=0.3, evaluate={})
@@ -140,6 +166,7 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
         "on_source": True,
         "export_to": True,
         "push": True,
+        "calibration": {"column", "skip_bad_rows", "pack"},
         "options": {
             "calibrate_all_experts",
             "code_bits",

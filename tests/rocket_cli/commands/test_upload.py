@@ -5,7 +5,7 @@ import pytest
 
 from app.shared.encryption import decrypt
 from app.shared.models import Job
-from rocket_client import _model_upload
+from rocket_client import _model_upload, _requests
 from rocket_client.errors import InvalidArgumentError, ProblemError
 from tests.reference.safetensors_files import save_llama
 
@@ -55,8 +55,8 @@ def test_an_upload_can_be_deleted(client, file):
 
 
 def test_an_unusable_file_is_refused(remote, tmp_path, file):
-    (tmp_path / "a.csv").touch()
-    assert remote("upload", tmp_path / "a.csv").code == 2
+    (tmp_path / "a.pdf").touch()
+    assert remote("upload", tmp_path / "a.pdf").code == 2
     assert remote("upload", tmp_path / "none.txt").code == 2
     file.write_text("no json")
     outcome = remote("upload", file)
@@ -172,3 +172,39 @@ def test_a_token_given_as_variable_name_is_not_echoed(remote, client):
     assert outcome.code == 2
     assert "canary" not in outcome.err + outcome.out
     assert client.list_jobs().data == ()
+
+
+class TestOtherFormats:
+    @pytest.fixture
+    def sent(self, monkeypatch):
+        """Return the content of each upload."""
+        contents = []
+        real = _requests.calibration_upload
+
+        def upload(file):
+            contents.append((file.name, [json.loads(line) for line in file.read_text().splitlines()]))
+            return real(file)
+
+        monkeypatch.setattr("rocket_client._account.calibration_upload", upload)
+        return contents
+
+    def test_a_table_is_sent_as_lines(self, remote, sent, tmp_path):
+        (tmp_path / "own.csv").write_text("body,id\none,1\ntwo,2\n")
+        outcome = remote("upload", tmp_path / "own.csv", "--calibration-column", "body")
+        assert outcome.code == 0, outcome.err
+        assert sent == [("own.jsonl", [{"text": "one"}, {"text": "two"}])]
+
+    def test_chats_are_sent_as_messages_without_bad_rows(self, remote, sent, tmp_path):
+        chat = {"messages": [{"role": "user", "content": "Hi"}]}
+        (tmp_path / "own.json").write_text(json.dumps([chat, {"other": 1}]))
+        assert remote("upload", tmp_path / "own.json").code != 0
+        outcome = remote("upload", tmp_path / "own.json", "--skip-bad-rows")
+        assert outcome.code == 0, outcome.err
+        assert "1 rows without text are left out" in outcome.err
+        assert sent == [("own.jsonl", [chat])]
+
+    def test_a_folder_of_texts_is_no_model(self, remote, sent, tmp_path):
+        (tmp_path / "texts").mkdir()
+        (tmp_path / "texts" / "a.md").write_text("one")
+        assert remote("upload", tmp_path / "texts").code == 0
+        assert sent == [("texts.jsonl", [{"text": "one"}])]

@@ -167,7 +167,7 @@ class TestLocalJsonLines:
             (b"{text: 1}", "not valid JSON"),
             (b'{"texts": "a"}', 'no string "text"'),
             (b'{"text": null}', 'no string "text"'),
-            (b'["text"]', 'no string "text"'),
+            (b'["text"]', "not a JSON object"),
             (b'{"text": "\\ud800"}', "lone surrogate"),
             (b'{"text": "caf\xe9"}', "not UTF-8"),
         ],

@@ -63,6 +63,14 @@ def test_a_misspelt_folder_is_not_taken_for_a_repository(model, monkeypatch):
     check_request(f"{model.parent.name}/other", config)
 
 
+def test_advice_on_a_file_is_a_sentence_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "notes").touch()
+    with pytest.raises(ModelNotFoundError, match=r"give a transformers checkpoint\. To get the repository"):
+        check_request("some/notes", compression_config(ratio=0.3))
+
+
 def test_a_folder_has_no_revision(model):
     with pytest.raises(ModelNotFoundError, match="has no revision 'main'"):
         check_request(str(model), compression_config(ratio=0.3), revision="main")

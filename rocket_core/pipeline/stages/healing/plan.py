@@ -136,5 +136,11 @@ def windows_to_draw(settings: HealingConfig, length: int) -> int:
 def _draw(original: ModelFolder, settings: HealingConfig, length: int, token: str | None) -> Tensor:
     source = DecoderText(tokenizer=original.tokenizer, length=length)
     samples = windows_to_draw(settings, length)
-    choice = CalibrationConfig(dataset=settings.dataset, samples=samples, seed=settings.seed)
+    choice = CalibrationConfig(
+        dataset=settings.dataset,
+        column=settings.column,
+        skip_bad_rows=settings.skip_bad_rows,
+        samples=samples,
+        seed=settings.seed,
+    )
     return source.draw(choice, token=token).tensors["input_ids"]

@@ -197,20 +197,26 @@ def test_the_input_kind_can_be_read_from_the_config(family, tmp_path):
         ("images", "text.txt", "cost in quality"),
         ("audio", "wikitext2", "a folder of .wav files"),
         ("text", "synthetic", "'builtin', one of wikitext2"),
-        ("text", ".", "a .txt or .jsonl file"),
+        ("text", "FOLDER", "or .parquet file, or a folder with .txt and .md files"),
     ],
 )
-def test_data_of_another_kind_is_refused_with_the_right_kind(kind, dataset, wanted):
+def test_data_of_another_kind_is_refused_with_the_right_kind(tmp_path, kind, dataset, wanted):
+    dataset = dataset.replace("FOLDER", str(tmp_path))
     with pytest.raises(UnknownDatasetError, match=wanted):
         check_calibration(kind, dataset, None, "m")
 
 
 @pytest.mark.parametrize(
     ("kind", "dataset"),
-    [("images", "synthetic"), ("audio", "."), ("text", "c4"), ("text", "upload/0"), ("text", "a.txt")],
+    [("images", "synthetic"), ("audio", "."), ("text", "c4"), ("text", "upload/0"), ("text", "o/n:train")],
 )
 def test_data_of_the_right_kind_is_accepted(kind, dataset):
     check_calibration(kind, dataset, None, "m")
+
+
+def test_a_folder_of_texts_is_text(tmp_path):
+    (tmp_path / "a.md").write_text("text")
+    check_calibration("text", str(tmp_path), None, "m")
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"1", b"\xff", b"[" * 100_000])
