@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from rocket_core.layers.code_stream import coded_bytes
 from rocket_core.linalg.entropy_rounding import code_lengths
-from rocket_core.linalg.kernels.rate import LARGEST_CODE
 from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.linalg.kernels.rate import LARGEST_CODE
 
 # Positions start at most this far from their code, in steps.
 _REACH = 0.35

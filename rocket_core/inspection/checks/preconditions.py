@@ -24,7 +24,7 @@ from rocket_core.errors import (
 )
 from rocket_core.inspection.checks.coded_weights import check_plain
 from rocket_core.inspection.files.dataset_names import LOCAL_FILES, is_hub_dataset
-from rocket_core.inspection.files.strict_json import Limits, is_field_name, parse_object
+from rocket_core.inspection.files.strict_json import Limits, parse_object
 from rocket_core.inspection.files.text_rows import text_files
 from rocket_core.inspection.headers.block_lists import has_tower
 from rocket_core.inspection.headers.coded_tensors import coded_format
