@@ -6,7 +6,7 @@ this machine.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rocket_core.estimates.estimate import RunEstimate, estimate_run
 from rocket_core.exports.gguf_size import dense_file_bytes
 from rocket_core.hub.repository import find_repository
 from rocket_core.hub.requests import (
+    InspectedModel,
     check_data,
     check_headers,
     check_settings,
@@ -36,23 +37,6 @@ from rocket_core.inspection.headers.weight_summary import WeightSummary
 _MOST_LINES = 10_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Inspected:
-    """What is known of a model that may be compressed.
-
-    Attributes:
-        settings: the content of its config.json.
-        weights: summary of its headers; None where the Hub would take too long to send them.
-        commit: commit of its repository; None for a local model.
-        dense_file_bytes: bytes of the GGUF file of the dense model; None if it is not asked for, or not known.
-    """
-
-    settings: Mapping[str, Any]
-    weights: WeightSummary | None
-    commit: str | None = None
-    dense_file_bytes: int | None = None
-
-
 def judge(question: Question) -> Judged:
     """Refuse a request that no worker could carry out; return what is known of it, with an estimate if requested.
 
@@ -62,7 +46,7 @@ def judge(question: Question) -> Judged:
         RocketError: the request is invalid; the code is that which the job would have failed with.
     """
     model = _see_local_model(question) if question.hub is None else _see_hub_model(question, question.hub)
-    if model.weights is None:
+    if model is None:
         return Judged()
     config = question.request.compression_config(dataset=BUILTIN_DATASET)
     figures = None
@@ -96,7 +80,7 @@ def check_model_size(most: int | None, weights: WeightSummary | None) -> None:
         raise OverQuotaError(f"the model has {size} bytes of weights; at most {most} are allowed", param="model_id")
 
 
-def _see_local_model(question: Question) -> _Inspected:
+def _see_local_model(question: Question) -> InspectedModel:
     assert question.folder is not None
     folder, name = Path(question.folder), question.request.model_id
     config = question.request.compression_config(dataset=BUILTIN_DATASET)
@@ -113,10 +97,11 @@ def _see_local_model(question: Question) -> _Inspected:
         raise ModelNotFoundError(
             f"a file of {name} cannot be read ({type(error).__name__}); ask the operator of this server"
         ) from error
-    return _Inspected(settings=settings, weights=weights, dense_file_bytes=file_bytes())
+    return InspectedModel(settings=settings, weights=weights, dense_file_bytes=file_bytes())
 
 
-def _see_hub_model(question: Question, hub: HubQuestion) -> _Inspected:
+def _see_hub_model(question: Question, hub: HubQuestion) -> InspectedModel | None:
+    """Check a model on the Hub; return None if that would take too long to send its headers."""
     request = question.request
     repository = find_repository(request.model_id, request.revision, token=hub.token, seconds=hub.seconds)
     name = "the model repository"
@@ -126,7 +111,7 @@ def _see_hub_model(question: Question, hub: HubQuestion) -> _Inspected:
     weights = repository.read_weights(settings)
     check_model_size(question.model_bytes, weights)
     check_headers(settings, weights, request.compression_config(dataset=BUILTIN_DATASET), repository.files, name)
-    return _Inspected(settings=settings, weights=weights, commit=repository.commit)
+    return None if weights is None else InspectedModel(settings=settings, weights=weights, commit=repository.commit)
 
 
 def _refuse(settings: Mapping[str, Any], question: Question, name: str) -> None:

@@ -9,9 +9,9 @@ from app.services.context import Context
 from app.shared.errors import ArtifactExpiredError, ReportNotReadyError
 from app.shared.models import Artifact, Job
 from app.shared.repositories import jobs, outputs
-from app.shared.repositories.outputs import LayerShape
 from app.shared.requests import JobRequest
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.report.layer_places import LayerShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -71,9 +71,13 @@ class Database:
     def __init__(self, url: URL | str, *, clock: Callable[[], float] | None = None) -> None:
         self.url = make_url(url)
         self.engine = _create_engine(self.url)
-        self._sessions = sessionmaker(self.engine, expire_on_commit=False, info={_CLOCK: clock})
         reader = self.engine.execution_options(**{_READ_ONLY: True}, **_snapshot_options(self.url))
-        self._readers = sessionmaker(reader, expire_on_commit=False, info={_CLOCK: clock})
+        # Updates and deletions change rows alone, and not the objects in a session, which are read anew where needed.
+        options = {"synchronize_session": False}
+        self._sessions, self._readers = (
+            sessionmaker(bind, expire_on_commit=False, info={_CLOCK: clock}, execution_options=options)
+            for bind in (self.engine, reader)
+        )
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:

@@ -76,7 +76,7 @@ def move(
         # A token is stored only as long as it may be needed.
         values |= {"finished_at": at, "hub_token": None}
     statement = update(Job).where(Job.id == job_id, Job.status.in_(sources), *conditions).values(values)
-    result = session.execute(statement, execution_options={"synchronize_session": False})
+    result = session.execute(statement)
     assert isinstance(result, CursorResult)
     has_moved = result.rowcount == 1
     if has_moved and target.is_terminal:

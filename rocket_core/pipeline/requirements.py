@@ -70,15 +70,15 @@ def expected_seconds(
 
 
 def _evaluation_sizes(run: Run, plan: EvaluationPlan | None) -> EvaluationSizes | None:
-    if plan is None or plan.tasks:
+    if plan is None or plan.how.tasks:
         return None
-    text = plan.text
+    text = plan.how.text
     return EvaluationSizes(
         windows=text.count,
         length=text.length,
         stride=text.stride,
         vocabulary=0 if text.windows is None else run.architecture.vocabulary,
-        answer_tokens=len(plan.prompts) * plan.settings.answer_tokens,
+        answer_tokens=len(plan.how.prompts) * plan.how.answer_tokens,
         in_float32=run.config.evaluated_export == "gguf",
     )
 
@@ -273,7 +273,7 @@ def check_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int
     """
     if plan is None:
         return 0
-    tokens = plan.measurement(run.device).stored_tokens
+    tokens = plan.how.stored_tokens
     estimate = evaluation_footprint(_model_shape(run), tokens=tokens, vocabulary=run.architecture.vocabulary)
     memory, disk = free_memory(run.device), free_disk(output)
     advice = "leave evaluate out and measure elsewhere with `rocket evaluate`"

@@ -3,12 +3,15 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
-from rocket_core.candidates import CODE_KINDS, Candidate
+from rocket_core.candidates import CODE_KINDS, Candidate, LayerProfile
 from rocket_core.report.figure import Column, Figure, Row, Value, known_names
 from rocket_core.report.layer_places import LayerShape, places_of
 from rocket_core.report.schema import LayerReport
 from rocket_core.sizes.budget import bits_per_weight, kept_fraction, sparsity
+
+_Layer: TypeAlias = LayerShape | LayerProfile | LayerReport
 
 _MAP_NAMES = ("format", "kept_fraction", "bits_per_weight", "stored_bytes", "rank", "sparsity", "loss", "error")
 # The number of an expert: the last one in the name of its layer.
@@ -26,7 +29,7 @@ def allocation_map(layers: Iterable[LayerReport]) -> Figure:
     return _map_of(found, layers, "error of the output")
 
 
-def predicted_map(chosen: Iterable[tuple[LayerShape, Candidate | None]]) -> Figure:
+def predicted_map(chosen: Iterable[tuple[_Layer, Candidate | None]]) -> Figure:
     """Return the same figure as `allocation_map` for an allocation that has not been carried out.
 
     Args:
@@ -42,7 +45,7 @@ def predicted_map(chosen: Iterable[tuple[LayerShape, Candidate | None]]) -> Figu
     return _map_of(found, [layer for layer, _ in pairs], "predicted error of the output")
 
 
-def running_map(chosen: Iterable[tuple[LayerShape, Candidate | None]], *, compressed: int) -> Figure:
+def running_map(chosen: Iterable[tuple[_Layer, Candidate | None]], *, compressed: int) -> Figure:
     """Return the map of `predicted_map` for a job that runs, on which the cells of compressed layers are marked.
 
     Args:
@@ -93,7 +96,7 @@ def expert_map(layers: Iterable[LayerReport]) -> Figure | None:
     )
 
 
-def _predicted_row(layer: LayerShape, candidate: Candidate) -> Row:
+def _predicted_row(layer: _Layer, candidate: Candidate) -> Row:
     bits = bits_per_weight(layer.d_in, layer.d_out, candidate.stored_bytes)
     rows = layer.d_in if candidate.rank is None else candidate.rank
     zeros = None if candidate.nnz is None else sparsity(rows, layer.d_out, candidate.nnz)
@@ -101,7 +104,7 @@ def _predicted_row(layer: LayerShape, candidate: Candidate) -> Row:
 
 
 def _stored_row(
-    layer: LayerShape, bits: float | None, zeros: float | None, error: float, stored: LayerReport | Candidate
+    layer: _Layer, bits: float | None, zeros: float | None, error: float, stored: LayerReport | Candidate
 ) -> Row:
     return {
         "layer": layer.name,
@@ -130,7 +133,7 @@ def _usual_measures(kinds: Iterable[Value]) -> tuple[str, str]:
     return ("bits_per_weight", "kept_fraction") if has_codes else ("kept_fraction", "bits_per_weight")
 
 
-def _map_of(found: Sequence[Row], layers: Sequence[LayerShape], error: str) -> Figure:
+def _map_of(found: Sequence[Row], layers: Sequence[_Layer], error: str) -> Figure:
     places = places_of([layer.name for layer in layers])
     rows = _combined_experts([place.model_dump() | row for place, row in zip(places, found, strict=True)], layers)
     usual = _usual_measures(row["kind"] for row in rows)
@@ -159,7 +162,7 @@ def _map_of(found: Sequence[Row], layers: Sequence[LayerShape], error: str) -> F
     )
 
 
-def _combined_experts(rows: Sequence[Row], layers: Sequence[LayerShape]) -> list[Row]:
+def _combined_experts(rows: Sequence[Row], layers: Sequence[_Layer]) -> list[Row]:
     """Return the rows of an allocation map with those of all experts of a block and projection in one.
 
     Fractions and bits are means over the weights, bytes and losses sums, and errors root mean squares; the kind is the

@@ -2,25 +2,22 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
 
 from rocket_core.schema import FrozenModel
 
 _NUMBER = re.compile(r"\d+")
 
 
-class LayerShape(Protocol):
-    """Name and shape of a layer, and for an expert the tokens that reached it, such as a `LayerProfile` has them."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerShape:
+    """Name and shape of a layer, and for an expert the tokens that reached it, as a `LayerProfile` also has them."""
 
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def d_in(self) -> int: ...  # noqa: D102
-    @property
-    def d_out(self) -> int: ...  # noqa: D102
-    @property
-    def routed_tokens(self) -> int | None: ...  # noqa: D102
+    name: str
+    d_in: int
+    d_out: int
+    routed_tokens: int | None
 
 
 class Place(FrozenModel):

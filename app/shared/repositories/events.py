@@ -15,7 +15,7 @@ def append_event(session: Session, job_id: str, event: NewEvent, at: datetime) -
     The counter in the job's row serializes writers on both databases; with `max + 1`, two events could get one number.
     """
     statement = update(Job).where(Job.id == job_id).values(last_event=Job.last_event + 1).returning(Job.last_event)
-    sequence = session.execute(statement, execution_options={"synchronize_session": False}).scalar_one()
+    sequence = session.execute(statement).scalar_one()
     session.add(JobEvent(job_id=job_id, sequence=sequence, created_at=at, **event.model_dump()))
     session.flush()
     return sequence

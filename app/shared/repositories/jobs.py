@@ -349,7 +349,7 @@ def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
 def _delete(session: Session, job: Job) -> Removed:
     keys = session.scalars(select(Artifact.storage_key).where(Artifact.job_id == job.id)).all()
     removed = Removed(storage_keys=tuple(key for key in keys if key is not None), work_key=job.work_key)
-    session.execute(delete(Job).where(Job.id == job.id), execution_options={"synchronize_session": False})
+    session.execute(delete(Job).where(Job.id == job.id))
     session.expunge(job)
     return removed
 

@@ -23,7 +23,6 @@ DEFAULT_SCOPES: tuple[Scope, ...] = ("read", "write")
 _TOKENS = Tokens("rk")
 _MAX_LABEL = 64
 _USE_PRECISION = timedelta(minutes=1)
-_UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +122,7 @@ def note_use(session: Session, key_id: str) -> None:
     at = now(session)
     is_due = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at <= at - _USE_PRECISION)
     statement = update(ApiKey).where(ApiKey.id == key_id, is_due).values(last_used_at=at)
-    session.execute(statement, execution_options=_UNSYNCHRONIZED)
+    session.execute(statement)
 
 
 def list_keys(session: Session, tenant: str | None = None) -> list[ApiKey]:
@@ -148,7 +147,7 @@ def revoke_key(session: Session, key_id: str) -> ApiKey:
     ended = select(ApiKey.id).where(ApiKey.id == key_id).cte(recursive=True)
     ended = ended.union(select(ApiKey.id).join(ended, ApiKey.made_with == ended.c.id))
     usable = ApiKey.id.in_(select(ended.c.id)), ApiKey.revoked_at.is_(None)
-    session.execute(update(ApiKey).where(*usable).values(revoked_at=now(session)), execution_options=_UNSYNCHRONIZED)
+    session.execute(update(ApiKey).where(*usable).values(revoked_at=now(session)))
     session.refresh(row)
     return row
 

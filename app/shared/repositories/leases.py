@@ -72,7 +72,7 @@ def claim_job(
     if not claimed:
         return None
     first = update(Job).where(Job.id == job_id, Job.started_at.is_(None)).values(started_at=at)
-    session.execute(first, execution_options={"synchronize_session": False})
+    session.execute(first)
     data = {"status": Status.RUNNING, "worker": worker}
     event = append_event(session, job_id, NewEvent(type="status", message="running", data=data), at)
     return Lease(job_id=job_id, fence=fence, claim_event=event)
@@ -106,7 +106,7 @@ def heartbeat(session: Session, lease: Lease, *, lease_seconds: float) -> Status
     """
     until = now(session) + timedelta(seconds=lease_seconds)
     statement = update(Job).where(*_held_by(lease)).values(lease_until=until).returning(Job.status)
-    status = session.execute(statement, execution_options={"synchronize_session": False}).scalar_one_or_none()
+    status = session.execute(statement).scalar_one_or_none()
     if status is None:
         raise _fenced_out(lease)
     return Status(status)
@@ -132,7 +132,7 @@ def change(session: Session, lease: Lease, **changes: Any) -> None:
         FencedOutError: the job was taken away.
     """
     statement = update(Job).where(*_held_by(lease)).values(changes)
-    result = session.execute(statement, execution_options={"synchronize_session": False})
+    result = session.execute(statement)
     assert isinstance(result, CursorResult)
     if result.rowcount != 1:
         raise _fenced_out(lease)

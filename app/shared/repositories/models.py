@@ -30,7 +30,6 @@ MAX_MODEL_PIECES = 200_000
 """Most pieces of one model."""
 
 _BATCH = 100
-_UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 def create_model(
@@ -281,7 +280,7 @@ def _active() -> Sequence[Status]:
 def _delete(session: Session, model: UploadedModel) -> Removed:
     keys = session.scalars(select(ModelPiece.storage_key).where(ModelPiece.model_id == model.id)).all()
     removed = Removed(storage_keys=tuple(keys), work_key=model.skeleton_key)
-    session.execute(delete(UploadedModel).where(UploadedModel.id == model.id), execution_options=_UNSYNCHRONIZED)
+    session.execute(delete(UploadedModel).where(UploadedModel.id == model.id))
     session.expunge(model)
     return removed
 

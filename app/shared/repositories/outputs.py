@@ -1,7 +1,6 @@
 """Results of a job: written by its worker under a lease, and read by the API."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from pydantic import JsonValue
@@ -19,21 +18,12 @@ from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import STAGES, Stage
 from rocket_core.engines import current_name
 from rocket_core.report.healing import HealingPoint
+from rocket_core.report.layer_places import LayerShape
 from rocket_core.report.schema import CompressionReport, StageReport, energy_text
 
 _COMPRESSING: Stage = "factorizing"
 HEALING_EVENT = "healing"
 """Type of the event for a point of the loss curve of healing."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerShape:
-    """Name and shape of a profiled layer, and for an expert the tokens that reached it."""
-
-    name: str
-    d_in: int
-    d_out: int
-    routed_tokens: int | None
 
 
 def report_progress(
@@ -172,7 +162,7 @@ def discard_layers(session: Session, lease: Lease, reason: NewEvent) -> None:
     """
     job = lock_leased_job(session, lease)
     for rows in (LayerProfileRow, AllocationRow):
-        session.execute(delete(rows).where(rows.job_id == job.id), execution_options={"synchronize_session": False})
+        session.execute(delete(rows).where(rows.job_id == job.id))
     change(session, lease, compressed_layers=0)
     append_event(session, job.id, reason, now(session))
 
@@ -188,7 +178,7 @@ def discard_inherited_layers(session: Session, lease: Lease, reason: NewEvent) -
     for rows in (LayerProfileRow, AllocationRow):
         # A copy keeps the creation time of the original.
         statement = delete(rows).where(rows.job_id == job.id, rows.created_at < job.created_at)
-        result = session.execute(statement, execution_options={"synchronize_session": False})
+        result = session.execute(statement)
         assert isinstance(result, CursorResult)
         discarded += result.rowcount
     if discarded:

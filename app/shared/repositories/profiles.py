@@ -31,7 +31,6 @@ NOT_FOUND = (
 )
 
 _BATCH = 100
-_UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 def save_profile(
@@ -130,7 +129,7 @@ def delete_profile(session: Session, profile_id: str, owner: str) -> None:
         ProfileNotFoundError: the profile does not exist, or belongs to another tenant.
     """
     profile = get_profile(session, profile_id, owner)
-    session.execute(delete(Profile).where(Profile.id == profile.id), execution_options=_UNSYNCHRONIZED)
+    session.execute(delete(Profile).where(Profile.id == profile.id))
 
 
 def delete_unused(session: Session, *, retention: timedelta, limit: int = _BATCH) -> int:
@@ -177,6 +176,6 @@ def _delete_unless_named(session: Session, choice: Select[str], by: ColumnElemen
     is_free = ~exists().where(Job.profile_id == Profile.id, by)
     ids = session.scalars(choice.where(is_free).with_for_update(skip_locked=True)).all()
     statement = delete(Profile).where(Profile.id.in_(ids), is_free)
-    result = session.execute(statement, execution_options=_UNSYNCHRONIZED)
+    result = session.execute(statement)
     assert isinstance(result, CursorResult)
     return result.rowcount

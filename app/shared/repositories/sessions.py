@@ -14,7 +14,6 @@ from app.shared.repositories.tokens import Tokens
 
 _TOKENS = Tokens("rs")
 _MAX_PER_KEY = 100
-_UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +35,7 @@ def open_session(session: Session, key_id: str, *, lifetime: timedelta) -> NewSe
     mine = select(BrowserSession.id).where(BrowserSession.key_id == key_id)
     newest = mine.order_by(BrowserSession.created_at.desc(), BrowserSession.id).offset(_MAX_PER_KEY - 1)
     surplus = session.scalars(newest).all()
-    session.execute(delete(BrowserSession).where(BrowserSession.id.in_(surplus)), execution_options=_UNSYNCHRONIZED)
+    session.execute(delete(BrowserSession).where(BrowserSession.id.in_(surplus)))
     token = _TOKENS.make()
     row = BrowserSession(
         id=token.id, key_id=key_id, secret_sha256=token.secret_sha256, created_at=at, expires_at=at + lifetime
@@ -68,7 +67,7 @@ def list_sessions(session: Session, tenant: str | None = None) -> list[tuple[Bro
 def end_session(session: Session, session_id: str) -> bool:
     """End a session; return whether it existed."""
     ended = delete(BrowserSession).where(BrowserSession.id == session_id).returning(BrowserSession.id)
-    return session.execute(ended, execution_options=_UNSYNCHRONIZED).one_or_none() is not None
+    return session.execute(ended).one_or_none() is not None
 
 
 def revoke_session(session: Session, session_id: str) -> ApiKey:
@@ -89,4 +88,4 @@ def forget_sessions(session: Session) -> None:
     at = now(session)
     unusable = select(ApiKey.id).where(or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at <= at))
     ended = or_(BrowserSession.expires_at <= at, BrowserSession.key_id.in_(unusable))
-    session.execute(delete(BrowserSession).where(ended), execution_options=_UNSYNCHRONIZED)
+    session.execute(delete(BrowserSession).where(ended))

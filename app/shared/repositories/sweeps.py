@@ -26,7 +26,6 @@ LEASE_LOST = "lease_lost"
 
 _BATCH = 100
 _MOST_PARAMETERS = 1000
-_UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +65,7 @@ def delete_notifications(session: Session, sent: Sequence[Notification]) -> None
     at = now(session)
     session.execute(delete(OutboxRow).where(OutboxRow.id.in_([row.id for row in sent])))
     notified = update(Job).where(Job.id.in_([row.job_id for row in sent])).values(rung_at=at)
-    session.execute(notified, execution_options=_UNSYNCHRONIZED)
+    session.execute(notified)
 
 
 def renotify(session: Session, *, notify_seconds: float) -> int:
@@ -169,7 +168,7 @@ def forget_checkpoints(session: Session, *, retention: timedelta) -> None:
     """Release the checkpoints of jobs that ended long ago; a retry then starts from scratch."""
     ended = Job.finished_at <= now(session) - retention
     statement = update(Job).where(ended, Job.work_key.is_not(None)).values(work_key=None)
-    session.execute(statement, execution_options=_UNSYNCHRONIZED)
+    session.execute(statement)
 
 
 def forget_idempotency_keys(session: Session) -> None:

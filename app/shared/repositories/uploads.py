@@ -119,5 +119,5 @@ def delete_upload(session: Session, owner: str, upload_id: str) -> str:
     )
     if session.execute(needed.limit(1)).first() is not None:
         raise ConflictError("an unfinished job uses this file; cancel the job, or wait until it finishes")
-    session.execute(delete(Upload).where(*mine), execution_options={"synchronize_session": False})
+    session.execute(delete(Upload).where(*mine))
     return str(key)

@@ -96,7 +96,7 @@ def list_deliveries(session: Session, webhook_id: str, *, limit: int = 20) -> li
 def delete_webhook(session: Session, owner: str, webhook_id: str) -> None:
     """Delete a webhook of a tenant, with what was not sent yet; raises the same errors as `get_webhook`."""
     row = get_webhook(session, owner, webhook_id)
-    session.execute(delete(Webhook).where(Webhook.id == row.id), execution_options={"synchronize_session": False})
+    session.execute(delete(Webhook).where(Webhook.id == row.id))
 
 
 def queue_test(session: Session, hook: Webhook) -> WebhookDelivery:
@@ -217,7 +217,7 @@ def forget_deliveries(session: Session, *, retention: timedelta) -> None:
         .where(WebhookDelivery.created_at <= at - _LONGEST_QUEUED)
         .values(available_at=None, error=func.coalesce(WebhookDelivery.error, "earlier deliveries took too long"))
     )
-    session.execute(given_up, execution_options={"synchronize_session": False})
+    session.execute(given_up)
     is_old = WebhookDelivery.created_at <= at - retention
     is_over = or_(WebhookDelivery.delivered_at.is_not(None), WebhookDelivery.available_at.is_(None))
-    session.execute(delete(WebhookDelivery).where(is_old, is_over), execution_options={"synchronize_session": False})
+    session.execute(delete(WebhookDelivery).where(is_old, is_over))

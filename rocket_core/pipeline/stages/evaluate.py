@@ -24,11 +24,8 @@ from rocket_core.config import BUILTIN_DATASET, EvaluationConfig
 from rocket_core.engines import ExportKind
 from rocket_core.errors import EmptyCalibrationError
 from rocket_core.evaluation import (
-    EvaluationText,
     Measurement,
     ModelFolder,
-    Prompt,
-    Task,
     check_package,
     compare_models,
     load_tasks,
@@ -60,27 +57,12 @@ class EvaluationPlan:
     Attributes:
         settings: the requested settings.
         dense: the original model.
-        text: text that both models read.
-        tasks: tasks that both models are tested on.
-        prompts: prompts that both models answer.
+        how: the settings of the measurement, and what both models read and answer.
     """
 
     settings: EvaluationConfig
     dense: ModelFolder
-    text: EvaluationText
-    tasks: tuple[Task, ...]
-    prompts: tuple[Prompt, ...] = ()
-
-    def measurement(self, device: torch.device) -> Measurement:
-        """Return the settings of the measurement on a device."""
-        return Measurement(
-            text=self.text,
-            tasks=self.tasks,
-            task_items=self.settings.task_items,
-            prompts=self.prompts,
-            answer_tokens=self.settings.answer_tokens,
-            device=device,
-        )
+    how: Measurement
 
 
 def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | None:
@@ -117,8 +99,15 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
         )
     except EmptyCalibrationError as error:
         raise EmptyCalibrationError(f"nothing is left to evaluate on: {error}; see evaluate.dataset") from error
-    tasks = load_tasks(settings.tasks)
-    return EvaluationPlan(settings=settings, dense=dense, text=text, tasks=tasks, prompts=prompts)
+    how = Measurement(
+        text=text,
+        tasks=load_tasks(settings.tasks),
+        task_items=settings.task_items,
+        prompts=prompts,
+        answer_tokens=settings.answer_tokens,
+        device=run.device,
+    )
+    return EvaluationPlan(settings=settings, dense=dense, how=how)
 
 
 def evaluate_export(
@@ -137,7 +126,7 @@ def evaluate_export(
         CompressionCancelledError: the caller has cancelled the run.
         RocketError: see `compare_models`.
     """
-    record = EvaluationRecord(settings=plan.settings, text_sha256=plan.text.sha256)
+    record = EvaluationRecord(settings=plan.settings, text_sha256=plan.how.text.sha256)
     known = work.evaluation(record)
     if known is not None:
         return known
@@ -164,19 +153,19 @@ def measure_artifact(run: Run, plan: EvaluationPlan, folder: Path, scratch: Path
     compared = compare_models(
         plan.dense,
         open_gguf(folder, plan.dense) if kind == "gguf" else open_model(folder),
-        plan.measurement(run.device),
+        plan.how,
         scratch=scratch,
         on_step=lambda share, _what: monitor.step(share),
     )
-    path = local_path_of(plan.settings.dataset)
+    path, text = local_path_of(plan.settings.dataset), plan.how.text
     return EvaluationReport(
         export=kind,
         dataset=plan.settings.dataset if path is None else path.name,
-        windows=plan.text.count,
-        sequence_length=plan.text.length,
-        stride=plan.text.stride,
+        windows=text.count,
+        sequence_length=text.length,
+        stride=text.stride,
         tokens=compared.tokens,
-        text_sha256=plan.text.sha256,
+        text_sha256=text.sha256,
         before=compared.before,
         after=compared.after,
         difference=compared.difference,
