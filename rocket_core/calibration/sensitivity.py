@@ -97,10 +97,12 @@ def output_gradient(
     passed: tuple[nn.ModuleList, Activations] | None = None,
     watched: "SquaredGradients | None" = None,
     text: TextLoss | None = None,
+    drawn: bool = False,
 ) -> ScaledGradient:
     """Return the gradient of a batch's loss with respect to the output of the last block.
 
-    - `tokens`: the negative log-likelihood of a token drawn from each prediction of the model, in nats, summed.
+    - `tokens`: the negative log-likelihood of every token but the first of its window, in nats, summed; of the text's
+      tokens, or of tokens drawn from the model's predictions.
     - `hidden_states`: `v . h` with h the model's final hidden states and v random signs. As `E[v v^T]` is the identity,
       the expectation of a squared gradient over v is the diagonal of `J^T J`, J the Jacobian of h: the Gauss-Newton
       diagonal of half the squared change of h.
@@ -117,6 +119,7 @@ def output_gradient(
         passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output.
         watched: layers after the blocks whose gradients are added up as well.
         text: sums to which those of the batch are added, for the loss `tokens`.
+        drawn: whether the loss `tokens` is that of drawn tokens.
 
     Returns:
         The gradient in the dtype of the hidden states, on their device. Memory for intermediate logits is bounded.
@@ -130,8 +133,8 @@ def output_gradient(
         gradient = torch.empty_like(hidden)
         before = None if watched is None else watched.begin(batch=number, exponent=exponent)
         found = TextLoss()
-        read = read_tokens(batch) if loss == "tokens" else None
-        draws = torch.empty(0) if read is None else uniform_draws(read)
+        read = read_tokens(batch) if drawn else None
+        draws = None if read is None else uniform_draws(read)
         for rows, columns in pieces(model, loss, hidden.shape):
             leaf = hidden[rows, columns].detach().requires_grad_()
             piece = cut_batch(batch, rows, columns)
@@ -143,7 +146,8 @@ def output_gradient(
             ):
                 if loss == "tokens":
                     targets = next_tokens(model, batch)[rows, columns]
-                    value = negative_log_likelihood(model, piece, targets, draws[rows, columns], found)
+                    own = None if draws is None else draws[rows, columns]
+                    value = negative_log_likelihood(model, piece, targets, own, found)
                 else:
                     value = _random_sum(_final_hidden(model, piece), generator)
                 value.mul(2.0**exponent).backward()  # type: ignore[no-untyped-call]  # of torch

@@ -69,34 +69,35 @@ def negative_log_likelihood(
     model: PreTrainedModel,
     batch: Mapping[str, Tensor],
     targets: Int[Tensor, "windows tokens"],
-    draws: Float[Tensor, "windows tokens"],
+    draws: Float[Tensor, "windows tokens"] | None,
     text: TextLoss,
 ) -> Float[Tensor, ""]:
-    """Return the negative log-likelihood of tokens drawn from the model's predictions, in nats, summed.
+    """Return the negative log-likelihood of the targets, or of tokens drawn from the model's predictions, summed.
 
-    The expectation of its squared gradients is the diagonal of the Fisher information of the predictions, which is the
-    curvature of the KL divergence from them; with the targets, tokens that the model did not expect would count most.
+    The expectation of the squared gradients of drawn tokens is the diagonal of the Fisher information of the
+    predictions, which is the curvature of the KL divergence from them.
 
     Args:
         model: the model.
         batch: its arguments by name.
         targets: see `next_tokens`.
-        draws: see `uniform_draws`.
+        draws: see `uniform_draws`; None takes the targets.
         text: sums to which those of the targets are added.
     """
     logits = model(**batch, **without_cache(model)).logits
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
     targets = targets.flatten()
     predicted = targets != _NO_TARGET
+    value = cross_entropy(wide, targets, reduction="sum", ignore_index=_NO_TARGET)
     text.add(
         TextLoss(
             tokens=int(predicted.sum()),
-            negative_log_likelihood=float(
-                cross_entropy(wide.detach(), targets, reduction="sum", ignore_index=_NO_TARGET)
-            ),
+            negative_log_likelihood=float(value.detach()),
             entropy=float(_entropies(wide.detach())[predicted].sum()),
         )
     )
+    if draws is None:
+        return value
     sums = wide.detach().softmax(dim=-1).cumsum(dim=-1)
     # Sums do not end at one exactly.
     places = draws.flatten()[:, None].to(sums) * sums[:, -1:]

@@ -11,10 +11,11 @@ from rocket_core.pipeline.stage_costs import Costs
 from tests.reference.observers import COMPRESSING, Watch
 
 
-def squared_gradients(model, names, batch, *, predicted=True):
+def squared_gradients(model, names, batch, *, predicted=True, drawn=False):
     """Return means over tokens of squared gradients of the summed loss to each layer's output, in the model's dtype.
 
-    The loss is that of drawn tokens; a mask chooses among predictions, from the second token on, all by default.
+    The loss is that of the predicted tokens, which a mask chooses from the second token on; all by default. Instead of
+    the text's, they may be drawn from the predictions.
     """
     batch = {"input_ids": batch} if isinstance(batch, torch.Tensor) else batch
     tokens = batch.get("decoder_input_ids", batch.get("input_ids"))
@@ -31,7 +32,8 @@ def squared_gradients(model, names, batch, *, predicted=True):
     logits = model(**batch, use_cache=False).logits
     for handle in handles:
         handle.remove()
-    log_likelihood = torch.gather(logits.log_softmax(-1), 2, drawn_tokens(logits.detach(), tokens))[:, :-1]
+    labels = drawn_tokens(logits.detach(), tokens)[:, :-1] if drawn else tokens[:, 1:, None]
+    log_likelihood = torch.gather(logits.log_softmax(-1)[:, :-1], 2, labels)
     (-(log_likelihood * predicted).sum()).backward()
     return {name: sum(_squares(output) for output in found) / tokens.numel() for name, found in outputs.items()}
 

@@ -229,6 +229,7 @@ class _ReversePass:
                         passed=before,
                         watched=squares,
                         text=text,
+                        drawn=self._weighs_tokens,
                     )
                 )
         tokens = self._tokens(states)

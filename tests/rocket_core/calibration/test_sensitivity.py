@@ -209,18 +209,26 @@ def test_a_scaled_gradient_gives_the_sums_of_the_plain_one():
     torch.testing.assert_close(scaled.total("one"), plain.total("one"))
 
 
+@pytest.mark.parametrize("drawn", [False, True], ids=["text", "drawn"])
 @pytest.mark.parametrize("logits", [5, 11, 40], ids=["part of a window", "a window", "all"])
-def test_the_gradient_after_the_blocks_is_independent_of_chunks(logits, monkeypatch):
+def test_the_gradient_after_the_blocks_is_independent_of_chunks(logits, drawn, monkeypatch):
     model = FAMILIES["gemma"]().double().requires_grad_(requires_grad=False)
     leaf = random(3, 11, 32).requires_grad_()
     read = model.lm_head(model.model.norm(leaf)).log_softmax(-1)
-    (-torch.gather(read, 2, drawn_tokens(read.detach(), tokens()))[:, :-1].sum()).backward()
+    labels = drawn_tokens(read.detach(), tokens())[:, :-1] if drawn else tokens()[:, 1:, None]
+    (-torch.gather(read[:, :-1], 2, labels).sum()).backward()
     monkeypatch.setattr(sensitivity, "_LOGIT_BYTES", 4 * VOCAB_SIZE * logits)
     largest = []
     model.lm_head.register_forward_hook(lambda _module, _args, output: largest.append(output.shape[:-1].numel()))
     text = TextLoss(tokens=1, negative_log_likelihood=2.0, entropy=3.0)
     found = output_gradient(
-        model, model.model.layers, "tokens", {"input_ids": tokens()}, final_activations(leaf.detach()), text=text
+        model,
+        model.model.layers,
+        "tokens",
+        {"input_ids": tokens()},
+        final_activations(leaf.detach()),
+        text=text,
+        drawn=drawn,
     )
     torch.testing.assert_close(found.values, leaf.grad)
     assert max(largest) <= logits

@@ -31,7 +31,7 @@ class TestFiles:
             ("lines.json", LINES.encode()),
             ("a.csv", CSV.encode()),
             ("a.CSV", b"\xef\xbb\xbf" + CSV.encode()),
-            ("a.jsonl.gz", gzip.compress(LINES.encode())),
+            ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)),
             ("a.csv.bz2", bz2.compress(CSV.encode())),
             ("a.json.xz", lzma.compress(json.dumps(ROWS).encode())),
         ],
@@ -71,7 +71,7 @@ class TestFiles:
             ("a.csv", b"text\nfine\ncaf\xe9\n", r"a\.csv is not UTF-8 text after row"),
             ("a.csv", b'text\n"a\0b"\n', None),
             ("a.parquet", b"PAR1", r"a\.parquet cannot be read as parquet"),
-            ("a.jsonl.gz", gzip.compress(LINES.encode())[:-12], r"a\.jsonl\.gz cannot be decompressed"),
+            ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)[:-12], r"a\.jsonl\.gz cannot be decompressed"),
             ("a.txt.xz", b"no xz", r"a\.txt\.xz cannot be decompressed"),
         ],
     )

@@ -112,6 +112,14 @@ def test_it_equals_one_backward_pass_of_the_whole_model(family, prepare, open_wo
     assert_close(found, squared_gradients(model, found, tokens()), within=1e-6)
 
 
+def test_with_weighted_tokens_labels_are_drawn(prepare, open_work, small_batches):
+    model = build("llama").double()
+    run = prepare(model, objective="fisher", token_weights="gradient")  # noqa: S106 - no password
+    found = measure_sensitivities(run, inputs(), open_work(run, inputs()), silent_monitor(run))
+    assert_close(found, squared_gradients(model, found, tokens(), drawn=True), within=1e-6)
+    assert all(len(known.token_gradients) == tokens().numel() for known in found.values())
+
+
 def test_an_expert_counts_as_often_as_it_is_used(prepare, open_work, small_batches):
     model = build("mixtral").double()
     run = prepare(model)
@@ -129,10 +137,9 @@ def test_an_expert_counts_as_often_as_it_is_used(prepare, open_work, small_batch
 
 
 @pytest.mark.parametrize(
-    ("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1), (torch.float16, 0.01)], ids=str
+    ("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.003)], ids=str
 )
 def test_every_dtype_comes_close_to_float64(dtype, within, prepare, open_work, small_batches):
-    # In half precision, other tokens may be drawn where two are as likely.
     model = build("llama").to(dtype)
     run = prepare(model)
     found = measure_sensitivities(run, inputs(), open_work(run, inputs()), silent_monitor(run))
