@@ -164,7 +164,7 @@ class CalibrationRequest(RequestModel):
     default they end the job.
     """
     pack: bool = True
-    """whether texts are concatenated and cut into windows, as by default; otherwise each starts a window of its own
+    """whether texts are concatenated and cut into windows, as by default; otherwise each starts a new window
     length, for models that predict the next token.
     """
 

@@ -19,7 +19,7 @@ class RowReader:
     """Reads rows as texts, and counts those that it skips.
 
     Attributes:
-        tokenizer: that of the model, with its chat template; None if there is none.
+        tokenizer: that of the model, with its chat template; None if the model has none.
         column: the column with the text; None finds it, see `row_document`.
         skip_bad_rows: whether rows that cannot be read or rendered are skipped.
         chats: number of rendered chats so far.

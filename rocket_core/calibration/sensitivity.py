@@ -38,7 +38,7 @@ Loss = Literal["tokens", "hidden_states"]
 _LOGIT_BYTES = 64 * 2**20
 # Exponents to try after the last block, where no scale is known yet; the first with finite gradients is used.
 _HALF_EXPONENTS = (8, 0, -8)
-# Of the squared gradients of a token, in its weight.
+# The power of the squared gradients of a token in its weight.
 _POWER = 0.75
 
 

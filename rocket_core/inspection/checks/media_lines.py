@@ -154,7 +154,7 @@ def line_text(record: Mapping[str, Any], where: str) -> str:
     """Return the string `text` of a line that is read with images or audio.
 
     Raises:
-        CalibrationError: there is none.
+        CalibrationError: the line has no text.
     """
     text = record.get(TEXT_COLUMN)
     if not isinstance(text, str):

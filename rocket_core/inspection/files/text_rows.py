@@ -310,7 +310,7 @@ def _exchange(asked: str, answered: str) -> list[dict[str, Any]]:
 
 
 def _messages(value: Any, where: str) -> list[dict[str, Any]]:
-    """Return a list of messages with role and content; empty for what is no list of objects."""
+    """Return a list of messages with role and content; empty for anything but a list of objects."""
     listed = _parsed(value)
     if not isinstance(listed, Sequence) or isinstance(listed, str) or not _all_objects(listed):
         return []
