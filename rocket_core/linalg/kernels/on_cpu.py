@@ -1,4 +1,4 @@
-"""The loops for CPUs, compiled by numba when they are first called, and kept next to the package or in the user's cache.
+"""The loops for CPUs, compiled by numba when first called, and kept next to the package or in the user's cache.
 
 Columns are divided among as many threads as torch uses. Their results do not depend on it.
 """
