@@ -424,7 +424,7 @@ class MethodOptions(FrozenModel):
     token_weights: TokenWeights = "none"  # noqa: S105 - no password
     """how much each calibration token counts: `none` (default), all the same; or `gradient`, by the gradient of the
     loss at the layers that read it, with objective `fisher`, for models that predict tokens. Then the backward pass
-    covers all calibration windows, so take few tokens, 16 to 64 thousand.
+    covers all calibration windows and costs time in proportion, so take 16 to 64 thousand tokens.
     """
     sequential: bool = False
     """compress each layer for the inputs produced by the layers compressed before it, towards the outputs of the dense

@@ -493,6 +493,7 @@ class JobRequest(StoredRequest):
             "value_bits": 16,
             "calibrate_all_experts": False,
             "refine": False,
+            "token_weights": "none",
         }
         for name, default in later.items():
             if getattr(self.options, name) == default:

@@ -51,14 +51,11 @@ def measure_sensitivities(
 ) -> dict[str, Sensitivity]:
     """Measure the Fisher diagonal of the output of each layer to compress.
 
-    For output coordinate j of a layer it is `f_j = E_tokens[g_j^2]`, g the gradient of a window's summed loss; see
-    `rocket_core.calibration.sensitivity`. Each layer's vector is written to the work folder as soon as it is known, and
-    a stopped run continues at the block that it had reached, with an identical result (on the CPU, with the same number
-    of threads).
-
-    The cost is one forward and one backward pass of the windows, the latter with a second forward of each block. Memory
-    is one block's weights with the activations of one batch, and the hidden states of all windows. Until it is
-    complete, `(blocks + 2) * windows * tokens * hidden size` numbers are on disk, in the dtype of the model.
+    For output coordinate j of a layer it is `f_j = E_tokens[g_j^2]`, g the gradient of a window's summed loss. Each
+    layer's vector is on disk as soon as it is known, and a stopped run continues at its block, with an identical result
+    (on the CPU, with the same number of threads). The cost is a forward and a backward pass, with a second forward of
+    each block; memory is one block with the activations of a batch, and the hidden states of all windows, and
+    `(blocks + 2) * windows * tokens * hidden size` numbers are on disk.
 
     Args:
         run: the run.
@@ -356,8 +353,8 @@ class _ReversePass:
         diagonals = {name: squares.total(name) / tokens for name in names}
         for name, diagonal in with_another_token(diagonals, self._experts, tokens).items():
             # In other batches an expert may get other tokens, as its router decides close calls otherwise.
-            weighted = self._weighs_tokens and not is_expert_name(name, self._experts)
-            by_token = squares.token_gradients(name) if weighted else None
+            of_all = self._weighs_tokens and not is_expert_name(name, self._experts)
+            by_token = squares.token_gradients(name) if of_all else None
             self._work.save_sensitivity(name, Sensitivity(fisher_diagonal=diagonal, token_gradients=by_token))
 
     def _squares(self, names: Sequence[str]) -> SquaredGradients:

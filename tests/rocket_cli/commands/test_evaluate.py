@@ -125,7 +125,7 @@ def test_tasks_are_scored(rocket: Callable, model: Path, text: Path, tmp_path: P
     ("arguments", "exit_code", "code"),
     [
         (["--text", "missing.txt"], 3, "unknown_dataset"),
-        (["--text", "text.csv"], 2, "invalid_config"),
+        (["--text", "text.pdf"], 2, "invalid_config"),
         (["--sequence-length", "1000"], 2, "invalid_config"),
         (["--limit", "0"], 2, "invalid_config"),
         (["--device", "abacus"], 2, "invalid_config"),

@@ -94,7 +94,7 @@ def test_every_option_reaches_the_server(remote, client):
 
 def test_every_option_is_a_field_of_the_request():
     parameters = set(inspect.signature(expand_groups(submit.submit)).parameters)
-    text = {"calibration", *CalibrationRequest.model_fields} - {"dataset"}
+    text = {"calibration", "calibration_column", *CalibrationRequest.model_fields} - {"dataset", "column"}
     assert text <= parameters
     evaluation = {"evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items"}
     evaluation |= {"prompt", "answer_tokens"}

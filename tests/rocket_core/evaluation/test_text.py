@@ -80,7 +80,7 @@ def test_invalid_settings_are_refused(model_folder: Path, text: Path, tmp_path: 
     with pytest.raises(InvalidConfigError, match="device"):
         evaluate_text(model_folder, text, device="abacus")
     with pytest.raises(InvalidConfigError, match=r"\.jsonl"):
-        evaluate_text(model_folder, tmp_path / "stories.csv")
+        evaluate_text(model_folder, tmp_path / "stories.pdf")
     with pytest.raises(UnknownDatasetError):
         evaluate_text(model_folder, tmp_path / "missing.txt")
 

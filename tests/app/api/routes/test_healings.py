@@ -40,7 +40,8 @@ def test_a_result_is_healed_as_it_was_made(client, finished):
 
 def test_it_may_be_healed_on_other_text(client, finished):
     job = heal(client, finished, sequence_length=32, seed=7, dataset="ptb").json()
-    assert job["calibration"] == {"dataset": "ptb", "samples": 8, "sequence_length": 32, "seed": 7}
+    rows = {"column": None, "pack": True, "skip_bad_rows": False}
+    assert job["calibration"] == {"dataset": "ptb", "samples": 8, "sequence_length": 32, "seed": 7} | rows
 
 
 def test_one_key_makes_one_healing(client, finished):

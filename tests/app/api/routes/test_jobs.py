@@ -51,7 +51,8 @@ def test_defaults_are_applied(client):
     job = client.post("/jobs", json=BODY).json()
     assert job["options"]["export"] == ["rocket"]
     assert (job["options"]["preset"], job["options"]["objective"]) == ("fast", "fisher")
-    assert job["calibration"] == {"dataset": "builtin", "samples": 256, "sequence_length": None, "seed": 0}
+    rows = {"column": None, "pack": True, "skip_bad_rows": False}
+    assert job["calibration"] == {"dataset": "builtin", "samples": 256, "sequence_length": None, "seed": 0} | rows
 
 
 def test_the_same_request_under_one_key_makes_one_job(client):

@@ -298,11 +298,12 @@ def test_fingerprints_ignore_fields_added_later_if_unset():
     request = JobRequest(model_id="local/tiny", ratio=0.3)
     assert request.model_dump_json().startswith(before)
     dumped = request.model_dump_json()
-    names = ("queue", "evaluate", "target_bytes", "bits", "code_bits", "group_size", "include", "heal_tokens")
+    names = ("queue", "evaluate", "target_bytes", "bits", "code_bits", "group_size", "include", "heal_tokens", "column")
     names += ("source_job_id", "on_source", "export_to", "push")
     unset = dict.fromkeys(names, "null")
     defaults = {"benchmark": "false", "storage": '"file"', "engine": '"rocket"', "value_bits": "16"}
-    defaults |= {"calibrate_all_experts": "false", "refine": "false"}
+    defaults |= {"calibrate_all_experts": "false", "refine": "false", "token_weights": '"none"'}
+    defaults |= {"skip_bad_rows": "false", "pack": "true"}
     for name, value in {**unset, **defaults}.items():
         assert dumped.count(f',"{name}":{value}') == 1
         dumped = dumped.replace(f',"{name}":{value}', "")

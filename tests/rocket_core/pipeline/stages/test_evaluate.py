@@ -258,7 +258,7 @@ def test_calibration_and_evaluation_documents_are_disjoint(plan, tmp_path, stori
     run, planned = plan(calibration, {"dataset": dataset, "samples": 20, "sequence_length": 32})
 
     calibrated = stories_in(run, calibration_inputs(run, WorkFolder(Path("nowhere"))).tensors["input_ids"])
-    evaluated = stories_in(run, planned.text.windows)
+    evaluated = stories_in(run, planned.how.text.windows)
     assert len(calibrated) > 10
     assert len(evaluated) > 10
     assert not calibrated & evaluated
@@ -266,15 +266,15 @@ def test_calibration_and_evaluation_documents_are_disjoint(plan, tmp_path, stori
 
 def test_another_file_is_read_from_its_start(plan, stories, text):
     run, planned = plan({"dataset": str(text), "samples": 2}, {"dataset": str(stories), "sequence_length": 32})
-    assert run.inputs.tokenizer.decode(planned.text.windows[0].tolist()).startswith("<s>Story 0: rocket<s>Story 1")
+    assert run.inputs.tokenizer.decode(planned.how.text.windows[0].tolist()).startswith("<s>Story 0: rocket<s>Story 1")
 
 
 def test_builtin_text_is_independent_of_the_calibration(plan, text):
     texts = [plan({"dataset": dataset, "samples": 2}, {"sequence_length": 40}) for dataset in ("builtin", str(text))]
-    assert len({planned.text.sha256 for _, planned in texts}) == 1
+    assert len({planned.how.text.sha256 for _, planned in texts}) == 1
     run, planned = texts[0]
-    assert run.inputs.tokenizer.decode(planned.text.windows[0].tolist()[1:]) == held_out_text()[:39]
-    assert planned.text.count == EvaluationConfig().samples
+    assert run.inputs.tokenizer.decode(planned.how.text.windows[0].tolist()[1:]) == held_out_text()[:39]
+    assert planned.how.text.count == EvaluationConfig().samples
 
 
 def test_too_little_memory_for_the_whole_model_is_refused_early(
