@@ -53,9 +53,8 @@ def measure_sensitivities(
 
     For output coordinate j of a layer it is `f_j = E_tokens[g_j^2]`, g the gradient of a window's summed loss. Each
     layer's vector is on disk as soon as it is known, and a stopped run continues at its block, with an identical result
-    (on the CPU, with the same number of threads). The cost is a forward and a backward pass, with a second forward of
-    each block; memory is one block with the activations of a batch, and the hidden states of all windows, and
-    `(blocks + 2) * windows * tokens * hidden size` numbers are on disk.
+    (on the CPU, with the same number of threads). A forward and a backward pass, with a second forward of each block,
+    hold one block and the hidden states; `(blocks + 2) * windows * tokens * hidden size` numbers are on disk.
 
     Args:
         run: the run.
