@@ -63,8 +63,7 @@ def token_weights(gradients: Sequence[Float[Tensor, " tokens"] | None]) -> Float
     """Return how much each token counts in the Gram matrix of an input, with mean 1, in float32; None if not known.
 
     A token's error costs its squared gradient times its squared error. In some models the first tokens of a window have
-    most of all gradients. The power is that of the least KL on SmolLM2-135M at 4 bits: the estimate of a token's
-    gradient from one text is noisy, and the errors of other layers change it.
+    most of all gradients. The power is that of the least KL on SmolLM2-135M at 4 bits.
 
     Args:
         gradients: `Sensitivity.token_gradients` of the layers that read the input.
@@ -216,13 +215,14 @@ class SquaredGradients:
         layers: name and module of the layers.
         widths: d_out of each layer.
         sums: `sum_rows g_j^2` of each layer, in float64.
-        by_token: `sum_j g_j^2` of each layer and batch, by token, in float32; None for a layer that was called more
-            than once in a batch.
+        keeps_tokens: whether the gradients of each token are kept as well.
+        by_token: `sum_j g_j^2` of each layer, batch and token, in float32; None for a layer called twice in a batch.
     """
 
     layers: Mapping[str, nn.Module]
     widths: Mapping[str, int]
     sums: dict[str, Tensor] = field(default_factory=dict)
+    keeps_tokens: bool = False
     by_token: dict[str, dict[int, Tensor] | None] = field(default_factory=dict)
     _batch: int = 0
     _exponent: int = 0
@@ -351,9 +351,9 @@ class SquaredGradients:
         if not bool(torch.isfinite(term).all()):
             raise NonFiniteCalibrationError(_non_finite(f"gradients of layer {name}", self._batch))
         self.sums[name] = self.sums[name].add_(term) if name in self.sums else term
-        batches = self.by_token.setdefault(name, {})
+        batches = self.by_token.setdefault(name, {}) if self.keeps_tokens else None
         if batches is not None:
-            self.by_token[name] = None if self._batch in batches else batches | {self._batch: squares.sum(1).float()}
+            self.by_token[name] = None if self._batch in batches else {**batches, self._batch: squares.sum(1).float()}
 
 
 def _always(hidden: Tensor) -> Callable[[int, Tensor, BlockCall], Tensor]:

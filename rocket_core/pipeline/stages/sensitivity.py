@@ -352,15 +352,14 @@ class _ReversePass:
         diagonals = {name: squares.total(name) / tokens for name in names}
         for name, diagonal in with_another_token(diagonals, self._experts, tokens).items():
             # In other batches an expert may get other tokens, as its router decides close calls otherwise.
-            of_all = self._weighs_tokens and not is_expert_name(name, self._experts)
-            by_token = squares.token_gradients(name) if of_all else None
+            by_token = None if is_expert_name(name, self._experts) else squares.token_gradients(name)
             self._work.save_sensitivity(name, Sensitivity(fisher_diagonal=diagonal, token_gradients=by_token))
 
     def _squares(self, names: Sequence[str]) -> SquaredGradients:
         architecture = self._run.architecture
         layers: dict[str, nn.Module] = {name: architecture.model.get_submodule(name) for name in names}
         widths = {name: architecture.outputs(name) for name in names}
-        return SquaredGradients(layers=layers, widths=widths)
+        return SquaredGradients(layers=layers, widths=widths, keeps_tokens=self._weighs_tokens)
 
     def _save_gradients(self, gradients: Gradients, place: int, *, tokens: int, of: StateKind = "gradients") -> None:
         self._cache.save(of, place, gradient_tensors(gradients, tokens))

@@ -268,7 +268,7 @@ def test_a_model_without_head_uses_the_loss_of_hidden_states():
 def test_gradients_of_tokens_are_those_of_each_position():
     block = Block(lambda block, hidden: block.two(torch.tanh(block.one(hidden))))
     hidden, gradient = random(2, 3, 4), random(2, 3, 4, seed=1)
-    squares = SquaredGradients(layers={"one": block.one}, widths={"one": 4})
+    squares = SquaredGradients(layers={"one": block.one}, widths={"one": 4}, keeps_tokens=True)
     for batch in (1, 0):
         own = slice(batch, batch + 1)
         with squares.watching():
@@ -283,7 +283,7 @@ def test_gradients_of_tokens_are_those_of_each_position():
 
 
 def test_a_layer_called_twice_has_no_gradients_of_tokens():
-    squares = SquaredGradients(layers={}, widths={"one": 4})
+    squares = SquaredGradients(layers={}, widths={"one": 4}, keeps_tokens=True)
     squares.begin(batch=0, exponent=0)
     squares._add("one", torch.ones(3, 4))
     assert squares.token_gradients("one").tolist() == [1, 1, 1]
