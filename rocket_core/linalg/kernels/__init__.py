@@ -5,7 +5,7 @@ All three compute the same codes, but for ties that float rounding decides. `for
 
 import importlib.util
 from functools import cache
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,6 +18,7 @@ ROUNDING_BLOCK = 64
 """Inputs that are rounded before the others are corrected for their errors by one matrix product."""
 
 
+@runtime_checkable
 class Kernels(Protocol):
     """One implementation of the loops."""
 

@@ -3,6 +3,7 @@
 Columns are divided among as many threads as torch uses. Their results do not depend on it.
 """
 
+import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -78,16 +79,23 @@ def _by_columns(columns: int, act: Callable[[int, int], object]) -> None:
         list(pool.map(act, bounds[:-1], bounds[1:]))
 
 
+def _inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function a part of the compiled functions that call it."""
+    return numba.njit(inspect.unwrap(function), inline="always", error_model="numpy")  # type: ignore[no-any-return]
+
+
 def _compiled(function: Callable[..., None]) -> Callable[..., None]:
     """Compile a function for the types of its arguments; sums are not reordered."""
     options: dict[str, Any] = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
+    # Checks of types around it, as in tests, cannot be compiled.
+    function = inspect.unwrap(function)
     try:
         return numba.njit(function, cache=True, **options)  # type: ignore[no-any-return]
     except RuntimeError:  # no place to keep it, as in a confined process
         return numba.njit(function, **options)  # type: ignore[no-any-return]
 
 
-@numba.njit(inline="always", error_model="numpy")
+@_inlined
 def _nearest(part: Any, least: Any, largest: Any, whole: Any, table: Any) -> Any:
     """Return the nearest code; adding and subtracting `whole` rounds to an integer, with instructions for vectors."""
     if table is None:

@@ -176,6 +176,7 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
             "include",
             "refine",
             "storage",
+            "token_weights",
             "value_bits",
         },
     }
