@@ -26,6 +26,7 @@ READ_IN_TURN = (
     "quickstart",
     "how-to/index",
     "how-to/compress",
+    "how-to/few-bits",
     "how-to/service",
     "how-to/calibration",
     "how-to/upload",
