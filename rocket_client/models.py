@@ -9,6 +9,7 @@ from typing import Annotated, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from rocket_core.config import EvaluationConfig
 from rocket_core.report.push import PushReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
@@ -53,25 +54,8 @@ class Calibration(Resource):
     """seed for drawing windows."""
 
 
-class Evaluation(Resource):
-    """Comparison of a result with the dense model."""
-
-    dataset: str
-    """as in a calibration."""
-    samples: int
-    """number of windows of tokens."""
-    sequence_length: int | None = None
-    """tokens per window; None chooses by the model."""
-    stride: int | None = None
-    """tokens from the start of one window to the next; None means the sequence length."""
-    tasks: tuple[str, ...] = ()
-    """zero-shot tasks."""
-    task_items: int | None = None
-    """items of each task; None means all."""
-    prompts: tuple[str, ...] = ()
-    """prompts that both models answer."""
-    answer_tokens: int = 64
-    """tokens of the longest answer."""
+class Evaluation(EvaluationConfig, extra="ignore"):
+    """Comparison of a result with the dense model; its text is named as in a calibration."""
 
 
 class JobError(Resource):

@@ -12,12 +12,13 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, Connection, DateTime, Engine, create_engine, event, func, make_url, select
+from sqlalchemy import URL, Connection, CursorResult, DateTime, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.types import TypeDecorator
 
 from app.shared.errors import DatabaseUnavailableError, DiskFullError
@@ -125,6 +126,13 @@ def now(session: Session) -> datetime:
         # Not `now()`, which does not advance during a transaction.
         return session.execute(select(func.clock_timestamp(type_=UtcDateTime))).scalar_one()
     return datetime.fromtimestamp(time.time() if clock is None else clock(), UTC)
+
+
+def change_rows(session: Session, statement: UpdateBase) -> int:
+    """Execute an update or a deletion; return the number of its rows."""
+    result = session.execute(statement)
+    assert isinstance(result, CursorResult)
+    return result.rowcount
 
 
 def upgrade(url: URL | str, revision: str = "head") -> None:

@@ -13,9 +13,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, CursorResult, select, update
+from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session
 
+from app.shared.database import change_rows
 from app.shared.models import Job, Webhook, WebhookDelivery
 
 
@@ -76,9 +77,7 @@ def move(
         # A token is stored only as long as it may be needed.
         values |= {"finished_at": at, "hub_token": None}
     statement = update(Job).where(Job.id == job_id, Job.status.in_(sources), *conditions).values(values)
-    result = session.execute(statement)
-    assert isinstance(result, CursorResult)
-    has_moved = result.rowcount == 1
+    has_moved = change_rows(session, statement) == 1
     if has_moved and target.is_terminal:
         _queue_deliveries(session, job_id, target, at)
     return has_moved

@@ -225,22 +225,6 @@ class Allocator:
         )
 
 
-def allocate(
-    profiles: Sequence[LayerProfile],
-    ratio: float,
-    *,
-    objective: Objective,
-    cap_slack: float,
-    budget_unit: BudgetUnit = "parameters",
-    itemsize: int = 1,
-) -> Allocation:
-    """Return one allocation; see `Allocator`, which takes and raises the same."""
-    allocator = Allocator(
-        profiles, objective=objective, cap_slack=cap_slack, budget_unit=budget_unit, itemsize=itemsize
-    )
-    return allocator.allocate(ratio)
-
-
 def chosen(
     profiles: Sequence[LayerProfile], allocation: Allocation, *, itemsize: int
 ) -> list[tuple[LayerProfile, Candidate]]:

@@ -72,11 +72,6 @@ class ModelProfile(FrozenModel):
         """Parameters of all profiled layers when dense."""
         return sum(layer.parameters for layer in self.layers)
 
-    @property
-    def compressible_bytes(self) -> int:
-        """Bytes of all profiled layers when dense."""
-        return sum(layer.candidates[0].stored_bytes for layer in self.layers)
-
     def layers_for(self, target: Target | ByError) -> tuple[LayerProfile, ...]:
         """Return the profiles that an allocation for a target decides about: the layers, and perhaps the tables."""
         counts = isinstance(target, ByBytes) or (self.ratio_counts_tables and not isinstance(target, ByFormat))

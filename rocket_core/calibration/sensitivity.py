@@ -140,7 +140,7 @@ def output_gradient(
             with (
                 handing_on(passed, number, rows),
                 torch.enable_grad(),
-                placeholders(blocks, _always(leaf), activations.nothing_beside),
+                placeholders(blocks, _always(leaf), activations.absent_extras),
                 contextlib.nullcontext() if watched is None else watched.watching(),
             ):
                 if loss == "tokens":

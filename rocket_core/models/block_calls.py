@@ -29,14 +29,14 @@ class Activations:
         added: for each batch what the model adds to the output of each block before it calls the next, as Qwen3-VL does
             with features of images; None for nothing.
         first: index of the first block of the list, counted through all lists of the model.
-        beside: number of values that blocks return in addition to the hidden states; None if they return no tuple.
+        extra_count: number of values that blocks return in addition to the hidden states; None if they return no tuple.
     """
 
     hidden: MutableSequence[Tensor]
     calls: list[list[BlockCall]]
     added: list[list[Tensor | None]] = field(default_factory=list)
     first: int = 0
-    beside: int | None = None
+    extra_count: int | None = None
 
     def run(self, block: nn.Module, index: int, batch: int) -> Tensor:
         """Return the output of block `index` for one batch, as the next block reads it."""
@@ -48,15 +48,15 @@ class Activations:
     def output_of(self, returned: Any, index: int, batch: int) -> Tensor:
         """Return what the next block reads, given what block `index` returned for one batch."""
         if isinstance(returned, tuple | list):
-            self.beside = len(returned) - 1
+            self.extra_count = len(returned) - 1
             returned = returned[0]
         added = self.added[batch][index - self.first] if self.added else None
         hidden: Tensor = returned if added is None else returned + added
         return hidden
 
-    def nothing_beside(self) -> tuple[None, ...]:
+    def absent_extras(self) -> tuple[None, ...]:
         """Return None in place of each value that blocks return in addition to the hidden states."""
-        return (None,) * (self.beside or 0)
+        return (None,) * (self.extra_count or 0)
 
     def step(self, block: nn.Module, index: int, batch: int) -> None:
         """Replace the input of block `index` with its output, for one batch."""
@@ -73,7 +73,7 @@ class _PassThrough(Tensor):
     # Results of operations are ordinary tensors again, for which index 0 is the first row.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    beside: Callable[[], tuple[Any, ...]]
+    extra_outputs: Callable[[], tuple[Any, ...]]
 
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, int):
@@ -81,7 +81,7 @@ class _PassThrough(Tensor):
         return self if index == 0 else tuple(self)[index]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter((self, *self.beside()))
+        return iter((self, *self.extra_outputs()))
 
 
 def _nothing() -> tuple[Any, ...]:
@@ -94,18 +94,18 @@ class Placeholder(nn.Module):
     Args:
         block: the block; provides attributes that the placeholder lacks.
         receive: given the hidden states and the rest of the block's call; returns the hidden states to return.
-        beside: returns the block's other return values; called when the model unpacks them.
+        extra_outputs: returns the block's other return values; called when the model unpacks them.
     """
 
     def __init__(
         self,
         block: nn.Module,
         receive: Callable[[Tensor, BlockCall], Tensor],
-        beside: Callable[[], tuple[Any, ...]] = _nothing,
+        extra_outputs: Callable[[], tuple[Any, ...]] = _nothing,
     ) -> None:
         super().__init__()
         # Not registered as a submodule; models read attributes of blocks, such as their attention type.
-        self.__dict__.update(block=block, receive=receive, beside=beside)
+        self.__dict__.update(block=block, receive=receive, extra_outputs=extra_outputs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["block"], name)
@@ -121,7 +121,7 @@ class Placeholder(nn.Module):
             )
             hidden = kwargs.pop(name)
         passed: _PassThrough = self.receive(hidden, BlockCall(args=args, kwargs=kwargs)).as_subclass(_PassThrough)
-        passed.beside = self.beside
+        passed.extra_outputs = self.extra_outputs
         return passed
 
 
@@ -129,19 +129,19 @@ class Placeholder(nn.Module):
 def placeholders(
     blocks: nn.ModuleList,
     receive: Callable[[int, Tensor, BlockCall], Tensor],
-    beside: Callable[[], tuple[Any, ...]] = _nothing,
+    extra_outputs: Callable[[], tuple[Any, ...]] = _nothing,
 ) -> Iterator[None]:
     """Replace the blocks of a model while the context is active, so that the rest of the model can be run alone.
 
     Args:
         blocks: the repeated blocks of a model.
         receive: given a block's index, its hidden states and its call; returns the hidden states to return.
-        beside: returns a block's other return values; called when the model unpacks them.
+        extra_outputs: returns a block's other return values; called when the model unpacks them.
     """
     originals = list(blocks)
     try:
         for index, block in enumerate(originals):
-            blocks[index] = Placeholder(block, functools.partial(receive, index), beside)
+            blocks[index] = Placeholder(block, functools.partial(receive, index), extra_outputs)
         yield
     finally:
         for index, block in enumerate(originals):
@@ -185,9 +185,9 @@ def record_block_inputs(
             if not loaded:
                 load_first()
                 loaded = True
-            beside = recording.run_first(blocks[0])
+            extras = recording.run_first(blocks[0])
             with handing_on(passed, number):
-                recording = _record(model, blocks, batch, beside)
+                recording = _record(model, blocks, batch, extras)
         activations.hidden.append(recording.hidden[0])
         with handing_on(passed, number):
             activations.added.append(_find_added(model, blocks, batch, recording))
@@ -234,7 +234,7 @@ class _Recording:
         """Whether each block gets what the one before it returned; results of operations have another type."""
         return all(type(hidden) is _PassThrough for hidden in self.hidden[1:])
 
-    def beside(self) -> tuple[Any, ...]:
+    def extra_outputs(self) -> tuple[Any, ...]:
         """Return a block's return values after the hidden states."""
         if self.extras is None:
             raise _EnoughError
@@ -256,7 +256,7 @@ def _record(
     returned: float | None = None,
 ) -> _Recording:
     recording = _Recording(blocks=len(blocks), extras=extras, returned=returned)
-    with placeholders(blocks, recording.receive, recording.beside), contextlib.suppress(_EnoughError):
+    with placeholders(blocks, recording.receive, recording.extra_outputs), contextlib.suppress(_EnoughError):
         model(**batch, **without_cache(model))
         raise UnsupportedArchitectureError(
             f"{type(model).__name__} runs {len(recording.calls)} of its {len(blocks)} blocks; only models that run all "
@@ -300,7 +300,7 @@ def added_by_model(model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping
     For the first block this is what precedes all, for each other what the model adds to the output of the one before.
     """
     recording = _Recording(blocks=len(blocks), extras=(), returned=0.0)
-    with placeholders(blocks, recording.receive, recording.beside), contextlib.suppress(_EnoughError):
+    with placeholders(blocks, recording.receive, recording.extra_outputs), contextlib.suppress(_EnoughError):
         model(**batch, **without_cache(model))
     return recording.hidden
 
@@ -333,7 +333,7 @@ def run_after(
     with (
         module.register_forward_pre_hook(note, with_kwargs=True),
         torch.no_grad(),
-        placeholders(blocks, lambda _index, _hidden, _call: hidden, activations.nothing_beside),
+        placeholders(blocks, lambda _index, _hidden, _call: hidden, activations.absent_extras),
         contextlib.suppress(_EnoughError),
     ):
         model(**batch, **without_cache(model))
@@ -360,7 +360,7 @@ def handing_on(
     blocks, activations = passed
     hidden = activations.hidden[batch]
     with (
-        placeholders(blocks, lambda _index, _hidden, _call: hidden[samples], activations.nothing_beside),
+        placeholders(blocks, lambda _index, _hidden, _call: hidden[samples], activations.absent_extras),
         torch.set_grad_enabled(hidden.requires_grad),
     ):
         yield

@@ -45,7 +45,7 @@ class BlockWalk:
         self._activations: Activations | None = None
         self._position = 0
         # Number of values that blocks of the encoder of an encoder-decoder return in addition to hidden states.
-        self._beside_of_encoder: int | None = None
+        self._encoder_extra_count: int | None = None
 
     def advance_to(self, index: int) -> None:
         """Advance the hidden states to the input of block `index`."""
@@ -150,7 +150,7 @@ class BlockWalk:
     def _without_encoder(self) -> Iterator[None]:
         """Replace the encoder's blocks while the context is active; those of the decoder must be replaced as well."""
         lists = self._run.architecture.language_lists[:-1]
-        nothing = (None,) * (self._beside_of_encoder or 0)
+        nothing = (None,) * (self._encoder_extra_count or 0)
         with ExitStack() as stack:
             for blocks in lists:
                 modules = self._run.architecture.blocks_of(blocks)
@@ -182,7 +182,7 @@ class BlockWalk:
             before = self._run.architecture.list_of(self._activations.first)
             passed = None if before.in_tower else (before, self._activations)
         if passed is not None:
-            self._beside_of_encoder = passed[1].beside
+            self._encoder_extra_count = passed[1].extra_count
         # Freed before the decoder's hidden states exist: nothing reads those of a tower any more.
         self._activations = None
         batches = split_inputs(self._run, self._inputs)

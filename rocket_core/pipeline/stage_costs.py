@@ -76,15 +76,7 @@ class Costs:
 
     def include(self, stage: StageReport) -> None:
         """Add the cost of a stage that another process on this machine has run."""
-        before = self._costs.get(stage.name)
-        self._costs[stage.name] = stage.model_copy(
-            update={
-                "seconds": round(stage.seconds + (before.seconds if before else 0.0), 3),
-                "peak_memory_bytes": max(stage.peak_memory_bytes, before.peak_memory_bytes if before else 0),
-                "device": _joined(before.device if before else None, self._device_name),
-                "energy": stage.energy if before is None else _sum(before.energy, stage.energy),
-            }
-        )
+        self._costs[stage.name] = self._with_earlier(stage.model_copy(update={"device": self._device_name}))
 
     @contextmanager
     def of(self, stage: str) -> Iterator[None]:
@@ -104,17 +96,19 @@ class Costs:
             self._saved_at = time.monotonic()
 
     def _charge(self, open_stage: _OpenStage) -> StageReport:
-        before = self._costs.get(open_stage.name)
-        seconds = time.monotonic() - open_stage.at
-        spent = _spent(open_stage.energy, self._energy(), accelerated=self._device.type != "cpu")
-        return StageReport(
+        spent = StageReport(
             name=open_stage.name,
-            seconds=round(seconds + (before.seconds if before else 0.0), 3),
-            peak_memory_bytes=max(_peak_resident_bytes(), before.peak_memory_bytes if before else 0),
-            peak_device_bytes=_larger(peak_memory(self._device), before.peak_device_bytes if before else None),
-            device=_joined(before.device if before else None, self._device_name),
-            energy=spent if before is None else _sum(before.energy, spent),
+            seconds=round(time.monotonic() - open_stage.at, 3),
+            peak_memory_bytes=_peak_resident_bytes(),
+            peak_device_bytes=peak_memory(self._device),
+            device=self._device_name,
+            energy=_spent(open_stage.energy, self._energy(), accelerated=self._device.type != "cpu"),
         )
+        return self._with_earlier(spent)
+
+    def _with_earlier(self, stage: StageReport) -> StageReport:
+        before = self._costs.get(stage.name)
+        return stage if before is None else _combined(before, stage)
 
     def _energy(self) -> EnergyReading | None:
         return None if self._meter is None else self._meter.reading()

@@ -334,14 +334,7 @@ class _Conversation:
         if stage < self._stage:
             raise ChannelError("a run that goes back to an earlier stage")
         self._stage = stage
-        self._writer.on_progress(
-            Step(
-                stage=message.stage,
-                layer=message.layer,
-                fraction=message.fraction,
-                seconds_left=message.seconds_left,
-            )
-        )
+        self._writer.on_progress(message)
 
 
 def fetching(share: float) -> Step:

@@ -14,6 +14,7 @@ from app.shared.errors import DatabaseUnavailableError
 from app.shared.repositories import outputs, profiles
 from app.shared.repositories.leases import Lease
 from rocket_core.allocation.predictor import ModelProfile
+from worker.confined.messages import Advanced
 
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Progress of a job; the same as `rocket_core.pipeline.Progress`, which loads torch."""
+    """Progress of a job in a stage that no run of the library has, with the same fields as `Advanced`."""
 
     stage: str
     layer: str | None
@@ -53,13 +54,13 @@ class ProgressWriter:
         self._written_at = float("-inf")
         self._stage: str | None = None
         self._layer: str | None = None
-        self._last: Step | None = None
+        self._last: Step | Advanced | None = None
 
     def location(self) -> tuple[str | None, str | None]:
         """Return the current stage and layer; each is None if unknown."""
         return self._stage, self._layer
 
-    def on_progress(self, progress: Step) -> None:
+    def on_progress(self, progress: Step | Advanced) -> None:
         """Write the job's progress."""
         self._last = progress
         is_new_stage = progress.stage != self._stage

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from logging import ERROR, getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import TypeAdapter
 
@@ -121,17 +121,14 @@ class Computation:
                 raise
 
     def _run_task(self) -> None:
-        match self._request.task:
-            case "compression":
-                self._compress()
-            case "profile":
-                self._profile()
-            case "healing":
-                self._heal()
-            case "evaluation":
-                self._evaluate()
-            case "export":
-                self._export()
+        works = {
+            "compression": self._compress,
+            "profile": self._profile,
+            "healing": self._heal,
+            "evaluation": self._evaluate,
+            "export": self._export,
+        }
+        works[self._request.task]()
 
     def _refuse_unreadable(self, error: PermissionError) -> None:
         """Raise an error that says what to do if it is about a file of the model, whose owner may be another user."""
@@ -143,20 +140,16 @@ class Computation:
             ) from error
 
     def _compress(self) -> None:
-        from rocket_core.pipeline import ProfileCache, compress
+        from rocket_core.pipeline import compress
 
-        request = self._request
-        compress(
-            self._model(),
-            request.output,
-            request.config,
-            revision=request.revision,
-            resume=True,
-            hub=HubAccess(token=request.token),
-            profiles=ProfileCache(request.profiles, quota_bytes=request.profiles_bytes),
-            meter=self._meter,
-            download=request.download,
-            observer=self._observer(),
+        compress(self._model(), self._request.output, self._request.config, **self._profiling())
+
+    def _profile(self) -> None:
+        from rocket_core.pipeline import profile_model
+
+        options = self._profiling()
+        options["observer"].on_profiled(
+            profile_model(self._model(), self._request.output, self._request.config, **options)
         )
 
     def _heal(self) -> None:
@@ -166,55 +159,24 @@ class Computation:
         request = self._request
         assert request.artifact is not None
         assert request.config.healing is not None
+        exports = tuple(kind for kind in get_args(HealedExport) if kind in request.config.export)
         heal(
             request.artifact,
             request.output,
             request.config.healing,
             model=self._model(),
-            revision=request.revision,
-            exports=tuple(kind for kind in get_args(HealedExport) if kind in request.config.export),
-            resume=True,
-            hub=HubAccess(token=request.token),
-            meter=self._meter,
-            download=request.download,
-            observer=self._observer(),
+            exports=exports,
+            **self._resuming(),
         )
-
-    def _profile(self) -> None:
-        from rocket_core.pipeline import ProfileCache, profile_model
-
-        request = self._request
-        observer = self._observer()
-        profile = profile_model(
-            self._model(),
-            request.output,
-            request.config,
-            revision=request.revision,
-            resume=True,
-            hub=HubAccess(token=request.token),
-            profiles=ProfileCache(request.profiles, quota_bytes=request.profiles_bytes),
-            meter=self._meter,
-            download=request.download,
-            observer=observer,
-        )
-        observer.on_profiled(profile)
 
     def _evaluate(self) -> None:
         from rocket_core.pipeline import evaluate_artifact
 
         request = self._request
         assert request.artifact is not None
-        observer = self._observer()
-        report = evaluate_artifact(
-            self._model(),
-            request.artifact,
-            request.output,
-            request.config,
-            revision=request.revision,
-            hub=HubAccess(token=request.token),
-            observer=observer,
-        )
-        observer.insist(Evaluated(report=report))
+        options = self._from_hub()
+        report = evaluate_artifact(self._model(), request.artifact, request.output, request.config, **options)
+        options["observer"].insist(Evaluated(report=report))
 
     def _export(self) -> None:
         from rocket_core.pipeline.later_export import export_result
@@ -222,12 +184,23 @@ class Computation:
         request = self._request
         assert request.artifact is not None
         assert request.export_to is not None
-        export_result(
-            request.artifact,
-            request.output,
-            request.export_to,
-            observer=self._observer(),
-        )
+        export_result(request.artifact, request.output, request.export_to, observer=self._observer())
+
+    def _from_hub(self) -> dict[str, Any]:
+        """Return the arguments of all work that may read the Hub."""
+        hub = HubAccess(token=self._request.token)
+        return {"revision": self._request.revision, "hub": hub, "observer": self._observer()}
+
+    def _resuming(self) -> dict[str, Any]:
+        """Return the arguments of work that continues what an earlier attempt has begun."""
+        return self._from_hub() | {"resume": True, "meter": self._meter, "download": self._request.download}
+
+    def _profiling(self) -> dict[str, Any]:
+        """Return the arguments of work that profiles layers."""
+        from rocket_core.pipeline import ProfileCache
+
+        cache = ProfileCache(self._request.profiles, quota_bytes=self._request.profiles_bytes)
+        return self._resuming() | {"profiles": cache}
 
     def _model(self) -> "str | ModelSource":
         from rocket_core.checkpoint import ModelSource

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import CursorResult, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from app.shared.database import now
+from app.shared.database import change_rows, now
 from app.shared.errors import FencedOutError
 from app.shared.lifecycle import Status, move
 from app.shared.models import Job
@@ -131,10 +131,7 @@ def change(session: Session, lease: Lease, **changes: Any) -> None:
     Raises:
         FencedOutError: the job was taken away.
     """
-    statement = update(Job).where(*_held_by(lease)).values(changes)
-    result = session.execute(statement)
-    assert isinstance(result, CursorResult)
-    if result.rowcount != 1:
+    if change_rows(session, update(Job).where(*_held_by(lease)).values(changes)) != 1:
         raise _fenced_out(lease)
 
 

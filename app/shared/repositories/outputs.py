@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from pydantic import JsonValue
-from sqlalchemy import CursorResult, delete, func, insert, select
+from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from app.shared.database import now
+from app.shared.database import change_rows, now
 from app.shared.errors import ArtifactNotFoundError
 from app.shared.lifecycle import Status
 from app.shared.models import AllocationRow, Artifact, Job, LayerProfileRow, ReportRow
@@ -177,10 +177,8 @@ def discard_inherited_layers(session: Session, lease: Lease, reason: NewEvent) -
     discarded = 0
     for rows in (LayerProfileRow, AllocationRow):
         # A copy keeps the creation time of the original.
-        statement = delete(rows).where(rows.job_id == job.id, rows.created_at < job.created_at)
-        result = session.execute(statement)
-        assert isinstance(result, CursorResult)
-        discarded += result.rowcount
+        copied = delete(rows).where(rows.job_id == job.id, rows.created_at < job.created_at)
+        discarded += change_rows(session, copied)
     if discarded:
         append_event(session, job.id, reason, now(session))
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, CursorResult, Select, delete, exists, func, or_, select
+from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from app.shared.database import now
+from app.shared.database import change_rows, now
 from app.shared.errors import ProfileNotFoundError
 from app.shared.models import Job, Profile
 from app.shared.outcomes import NewEvent
@@ -175,7 +175,4 @@ def _delete_unless_named(session: Session, choice: Select[str], by: ColumnElemen
     """
     is_free = ~exists().where(Job.profile_id == Profile.id, by)
     ids = session.scalars(choice.where(is_free).with_for_update(skip_locked=True)).all()
-    statement = delete(Profile).where(Profile.id.in_(ids), is_free)
-    result = session.execute(statement)
-    assert isinstance(result, CursorResult)
-    return result.rowcount
+    return change_rows(session, delete(Profile).where(Profile.id.in_(ids), is_free))

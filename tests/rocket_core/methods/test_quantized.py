@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 
-from rocket_core.allocation.allocator import allocate
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import CompressionConfig
 from rocket_core.layers import approximation, layer_tensors
@@ -15,6 +14,7 @@ from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import LayerProblem, method_for, quantized, sampled_outputs
 from rocket_core.methods.sampled_outputs import SampledOutputs
 from rocket_core.sizes.code_format import CODE_BITS, fewest_bytes, formats_for
+from tests.reference.allocations import allocate
 from tests.reference.problems import TOKENS, example
 from tests.sampling import sweep
 

@@ -109,7 +109,7 @@ class _Divergence:
         return total / hidden[..., 0].numel()
 
     def _logits(self, piece: Mapping[str, Tensor], hidden: Tensor) -> Float[Tensor, "windows tokens vocabulary"]:
-        nothing = (None,) * (self._states.beside or 0)
+        nothing = (None,) * (self._states.extra_count or 0)
         # A copy, as models may modify it in place, which a leaf forbids.
         with placeholders(self._blocks, lambda _index, _hidden, _call: hidden.clone(), lambda: nothing):
             logits: Tensor = self._model(**piece, **without_cache(self._model)).logits

@@ -7,8 +7,9 @@ from sqlalchemy import inspect, select, update
 from app.services import predictor_cache
 from app.shared.models import Job, Profile
 from app.shared.repositories import outputs
-from rocket_core.allocation.allocator import allocate, chosen
+from rocket_core.allocation.allocator import chosen
 from tests.app.api.conftest import BODY
+from tests.reference.allocations import allocate
 
 pytestmark = pytest.mark.databases("sqlite", soak=("postgres",))
 
