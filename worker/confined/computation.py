@@ -192,7 +192,7 @@ class Computation:
         return {"revision": self._request.revision, "hub": hub, "observer": self._observer()}
 
     def _resuming(self) -> dict[str, Any]:
-        """Return the arguments of work that continues what an earlier attempt has begun."""
+        """Return the arguments of work that continues what an earlier attempt started."""
         return self._from_hub() | {"resume": True, "meter": self._meter, "download": self._request.download}
 
     def _profiling(self) -> dict[str, Any]:
