@@ -110,7 +110,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
             "importance_balance": 0.0,
             "sweeps": 0,
             "column_weights": True,
-            "token_weights": "none",
+            "token_weights": "gradient",
             "sequential": False,
             "refine": False,
         },
@@ -121,7 +121,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
             "importance_balance": 0.0,
             "sweeps": 2,
             "column_weights": True,
-            "token_weights": "none",
+            "token_weights": "gradient",
             "sequential": True,
             "refine": False,
         },
@@ -132,7 +132,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
             "importance_balance": 0.0,
             "sweeps": 2,
             "column_weights": True,
-            "token_weights": "none",
+            "token_weights": "gradient",
             "sequential": True,
             "refine": True,
         },
@@ -421,10 +421,10 @@ class MethodOptions(FrozenModel):
     """weight the error of each output of a layer by the loss's sensitivity to it (objective `fisher`); on by default,
     and free.
     """
-    token_weights: TokenWeights = "none"  # noqa: S105 - no password
-    """how much each calibration token counts: `none` (default), all the same; or `gradient`, by the gradient of the
-    loss at the layers that read it, with objective `fisher`, for models that predict tokens. Then the backward pass
-    covers all calibration windows and costs time in proportion, so take 16 to 64 thousand tokens.
+    token_weights: TokenWeights = "gradient"  # noqa: S105 - no password
+    """how much each calibration token counts: `gradient` (default with objective `fisher`), by the gradient of the loss
+    at the layers that read it, for models that predict tokens; or `none`, all the same. With `gradient` the backward
+    pass covers all calibration windows, which costs time in proportion.
     """
     sequential: bool = False
     """compress each layer for the inputs produced by the layers compressed before it, towards the outputs of the dense
@@ -445,7 +445,7 @@ class MethodOptions(FrozenModel):
     """
     sensitivity_samples: Annotated[int, Field(ge=1)] = 32
     """calibration windows on which sensitivities are measured, at least 1, default 32; the time of the backward pass is
-    proportional to it. With `token_weights` `gradient` it is all of them.
+    proportional to it. Where gradients weigh tokens (`token_weights`), it is all of them.
     """
     calibrate_all_experts: bool = False
     """calibrate every expert of a mixture on all tokens, instead of those that the router sends to it with an average

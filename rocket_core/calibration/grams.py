@@ -16,8 +16,13 @@ from torch import Tensor, nn
 
 from rocket_core.errors import NonFiniteCalibrationError
 from rocket_core.linalg.rough_products import rough_products
-from rocket_core.linalg.whitening import GramStatistics
+from rocket_core.linalg.whitening import GramStatistics, shrunk_for_weights
 from rocket_core.models.architecture import oriented_weight
+
+# Tokens on which losses are estimated: enough for their gradients, which differ by orders of magnitude, and at most a
+# part of all.
+_HELD_OUT_TOKENS = 2048
+_HELD_OUT_PART = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +46,7 @@ class _Sums:
     gram: Tensor | None = None
     energy: Tensor | None = None
     output_gram: Tensor | None = None
+    held_out: list[Tensor] = field(default_factory=list)
 
 
 def find_input_groups(
@@ -90,7 +96,8 @@ def collect_statistics(
 ) -> dict[str, GramStatistics]:
     """Run a block on all batches and accumulate the Gram matrices of its layers, XᵀX, or XᵀTX with weighted tokens.
 
-    Products are computed in `dtype` and summed in float64.
+    Products are computed in `dtype` and summed in float64. If tokens are weighted, the last 2,048 of them, or an eighth
+    if that is less, are not summed but returned as they are.
 
     Args:
         layers: name and module of the block's compressible layers.
@@ -117,7 +124,9 @@ def collect_statistics(
         for batch in range(batches):
             collector.batch = batch
             run(batch)
-    called = (group for group in groups if group.layers[0] in collector.sums)
+    called = [group for group in groups if group.layers[0] in collector.sums]
+    for group in called:
+        collector.shrink(group.layers[0])
     return {name: collector.statistics(name, group) for group in called for name in group.layers}
 
 
@@ -159,10 +168,17 @@ class _Collector:
     def add(self, name: str, group: InputGroup, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
         """Add a layer's contribution to its group; a forward hook, once name and group are bound."""
         sums = self.sums.setdefault(name, _Sums())
-        begin, read = sums.tokens, first_input(args, kwargs)
-        sums.tokens += read.numel() // read.shape[-1]
-        roots = self.roots.get(group.layers[0])
-        root = None if roots is None else roots[begin : sums.tokens, None].to(read.device)
+        read = first_input(args, kwargs)
+        read = read.detach().reshape(-1, read.shape[-1])
+        roots, root = self.roots.get(group.layers[0]), None
+        if roots is not None:
+            begin, last = sums.tokens, len(roots) - min(_HELD_OUT_TOKENS, len(roots) // _HELD_OUT_PART)
+            number = min(len(read), last - begin)
+            if number < len(read) and name == group.layers[0]:
+                sums.held_out.append(self._finite(read[number:].to(self.dtype, copy=True), name))
+            read, output = read[:number], output.reshape(-1, output.shape[-1])[:number]
+            root = roots[begin : begin + number, None].to(read.device)
+        sums.tokens += len(read)
         if name == group.layers[0]:
             rows = self._rows(read, root)
             if group.from_output:
@@ -177,6 +193,13 @@ class _Collector:
             rows = self._rows(output, root) if weight is None else self._rows(read, root) @ weight
             sums.output_gram = self._added(sums.output_gram, rows.mT @ rows, name)
 
+    def shrink(self, name: str) -> None:
+        """Shrink the finished Gram matrix of a group's first layer if its tokens are weighted."""
+        sums, roots = self.sums[name], self.roots.get(name)
+        if sums.gram is not None and roots is not None:
+            sums.gram = shrunk_for_weights(sums.gram, roots[: sums.tokens].square())
+            sums.energy = sums.gram.diagonal()
+
     def statistics(self, name: str, group: InputGroup) -> GramStatistics:
         """Return the finished sums of a layer."""
         first = self.sums[group.layers[0]]
@@ -186,6 +209,7 @@ class _Collector:
             gram=first.gram,
             output_gram=self.sums[name].output_gram if group.from_output else None,
             input_energy=first.energy,
+            held_out=torch.cat(first.held_out) if first.held_out else None,
         )
 
     def _rows(self, tensor: Tensor, root: Float[Tensor, "rows 1"] | None) -> Float[Tensor, "rows features"]:
@@ -194,13 +218,16 @@ class _Collector:
 
     def _added(self, total: Tensor | None, term: Tensor, name: str) -> Tensor:
         # A NaN or infinity anywhere in the rows appears on the diagonal of their Gram matrix.
-        diagonal = term if term.ndim == 1 else term.diagonal()
-        if not bool(torch.isfinite(diagonal).all()):
+        self._finite(term if term.ndim == 1 else term.diagonal(), name)
+        return term.double() if total is None else total.add_(term)
+
+    def _finite(self, values: Tensor, name: str) -> Tensor:
+        if not bool(torch.isfinite(values).all()):
             raise NonFiniteCalibrationError(
                 f"activations of layer {name} are NaN or infinite in calibration batch {self.batch}; run the model in "
                 "a wider dtype (dtype float32), or check its weights and the calibration text"
             )
-        return term.double() if total is None else total.add_(term)
+        return values
 
 
 def _root(weights: Float[Tensor, " tokens"] | None, dtype: torch.dtype) -> Float[Tensor, " tokens"] | None:

@@ -16,6 +16,8 @@ from rocket_core.errors import IllConditionedGramError
 # far above float64 rounding. With it the Cholesky factorization succeeds for inputs that never fire (all-zero columns
 # of X).
 _DAMPING = 1e-10
+# Between 0.4 and 2, KL changes by 1 % only.
+_WEIGHTED_SHRINKAGE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +45,7 @@ class GramStatistics:
         input_energy: diagonal of G.
         routed: for an expert of a mixture, the tokens that were routed to it, the others being an average of its
             block's; None for other layers.
+        held_out: rows of X after those that were summed, on which losses are estimated; None if all were summed.
     """
 
     tokens: int
@@ -50,6 +53,7 @@ class GramStatistics:
     output_gram: Float[Tensor, "d_out d_out"] | None
     input_energy: Float[Tensor, " d_in"]
     routed: int | None = None
+    held_out: Float[Tensor, "held d_in"] | None = None
 
     def output_energies(self, weight: Float[Tensor, "d_in d_out"]) -> Float[Tensor, " d_out"]:
         """Return the diagonal of WᵀGW: the squared norm of each output over the calibration tokens.
@@ -89,7 +93,7 @@ def basis_from_statistics(
     )
 
 
-def shrunk_gram(gram: Float[Tensor, "d d"], tokens: int, shrinkage: float) -> Float[Tensor, "d d"]:
+def shrunk_gram(gram: Float[Tensor, "d d"], tokens: float | int, shrinkage: float) -> Float[Tensor, "d d"]:
     """Shrink a Gram matrix of few tokens towards its diagonal: G + a·diag(G), a = shrinkage · d / tokens.
 
     With tokens = d / 4 this lowered the held-out error from 0.081 (eigenvalue shift) to 0.059 on one layer; with many
@@ -97,7 +101,7 @@ def shrunk_gram(gram: Float[Tensor, "d d"], tokens: int, shrinkage: float) -> Fl
 
     Args:
         gram: XᵀX summed over tokens, symmetric.
-        tokens: rows of X, >= 1.
+        tokens: rows of X, or as many as count, > 0.
         shrinkage: strength, [0, 1]; 0.02-0.1 is sensible.
 
     Returns:
@@ -106,6 +110,22 @@ def shrunk_gram(gram: Float[Tensor, "d d"], tokens: int, shrinkage: float) -> Fl
     shrunk = gram.clone()
     shrunk.diagonal().mul_(1 + shrinkage * gram.shape[0] / tokens)
     return shrunk
+
+
+def shrunk_for_weights(gram: Float[Tensor, "d d"], weights: Float[Tensor, " tokens"]) -> Float[Tensor, "d d"]:
+    """Shrink a Gram matrix of weighted tokens towards its diagonal: G + a·diag(G), a = d / (2 tokens that count).
+
+    Few tokens have most of the weight, and more of them are needed than the weights of a layer have inputs. As many as
+    (Σw)² / Σw² count. On SmolLM2 at 4.25 bits, 16,384 tokens, KL on other text falls from 0.112 to 0.105.
+
+    Args:
+        gram: sum of w x xᵀ over tokens, symmetric.
+        weights: w, >= 0.
+
+    Returns:
+        A new matrix on the device of `gram`.
+    """
+    return shrunk_gram(gram, float(weights.sum() ** 2 / weights.square().sum()), _WEIGHTED_SHRINKAGE)
 
 
 def shrunk_output_gram(

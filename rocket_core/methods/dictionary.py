@@ -262,7 +262,7 @@ def _shared_candidate(
                 stored_bytes=(atoms + nnz) * itemsize + (0 if dense else budget.mask_bytes(rank, d_out)),
                 reconstruction_error=relative_error(error, energies[index]),
                 weight_error=relative_error(float(removed[part].sum()), float(lengths[part].sum())),
-                loss=problem.predicted_loss_increase(error),
+                loss=problem.predicted_loss_increase(error, member=index),
             )
         )
     return SharedCandidate(members=tuple(members))

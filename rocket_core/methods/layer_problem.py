@@ -50,6 +50,8 @@ class LayerProblem:
         output_weights: w = √E[g²] with g the gradient of the loss by each output, > 0; None if all outputs count
             equally and errors do not estimate losses.
         output_widths: output features of each layer whose weight is a part of W.
+        loss_factors: what the loss from an error of each of these layers is multiplied by, see
+            `rocket_core.methods.held_out`; empty for 1.
         basis: the eigenbasis of S W diag(w), computed in float64; None until it is first needed.
         prepared: G after shrinkage, with what is derived from it; None until it is first needed. Layers that read the
             same input can have the same.
@@ -61,6 +63,7 @@ class LayerProblem:
     precision: torch.dtype
     output_weights: Float[Tensor, " d_out"] | None = None
     output_widths: tuple[int, ...] = ()
+    loss_factors: tuple[float, ...] = ()
     basis: Eigenbasis | None = None
     prepared: PreparedGram | None = field(default=None, repr=False)
     _energies: Tensor | None = field(default=None, repr=False)
@@ -122,16 +125,23 @@ class LayerProblem:
                 self._energies = energies if weights is None else energies * weights.double().square()
         return self._energies
 
-    def predicted_loss_increase(self, error: float) -> float | None:
+    def predicted_loss_increase(self, error: float, *, member: int = 0) -> float | None:
         """Return the expected increase of the model's loss for ‖S(W - W̃)diag(w)‖² = error, in nats per token.
 
         This is half the error divided by the tokens: the second-order term of the loss, with the diagonal of its Fisher
-        information with respect to the layer's outputs. None without output weights.
+        information with respect to the layer's outputs, times the loss factor. None without output weights.
+
+        Args:
+            error: the error of the whole weight, or of a member's part of it.
+            member: index of the layer among those whose weights are concatenated.
 
         References:
             LeCun et al., "Optimal brain damage", 1990, with the Fisher information for the Hessian.
         """
-        return None if self.output_weights is None else max(0.0, error) / (2 * self.statistics.tokens)
+        if self.output_weights is None:
+            return None
+        factor = self.loss_factors[member] if self.loss_factors else 1.0
+        return factor * max(0.0, error) / (2 * self.statistics.tokens)
 
     def _scaled_statistics(self) -> GramStatistics:
         output_gram = self.statistics.output_gram

@@ -40,7 +40,9 @@ class SampledOutputs:
         weight: their part of the weight, in the computing precision.
         importance: weight of each output's squared error, in float64.
         energy: weighted squared norm of all outputs over the calibration tokens.
-        sampled_energy: that of the sample.
+        share: share of the sample in the errors of all outputs. The step of codes, and so their error, is proportional
+            to the norm of an output's weights; the energy of an output may be far larger, in the few that carry massive
+            activations.
     """
 
     problem: LayerProblem
@@ -49,7 +51,7 @@ class SampledOutputs:
     weight: Float[Tensor, "d_in sampled"]
     importance: Float[Tensor, " sampled"]
     energy: float
-    sampled_energy: float
+    share: float
 
     @classmethod
     def of(cls, problem: LayerProblem) -> "SampledOutputs":
@@ -57,6 +59,7 @@ class SampledOutputs:
         importance = output_importance(problem)
         energies = problem.output_energies()
         outputs = _sample(energies)
+        lengths = importance * problem.weight.square().sum(dim=0, dtype=torch.float64)
         return cls(
             problem=problem,
             gram=problem.prepared_gram().rounding,
@@ -64,18 +67,17 @@ class SampledOutputs:
             weight=problem.weight[:, outputs].to(problem.precision).contiguous(),
             importance=importance[outputs],
             energy=float(energies.sum()),
-            sampled_energy=float(energies[outputs].sum()),
+            share=relative_error(float(lengths[outputs].sum()), float(lengths.sum())) ** 2 or 1.0,
         )
 
     def errors_of(self, rounded: RoundedCodes) -> CandidateErrors:
         """Return the errors of the layer if all of its outputs are rounded as the sample is."""
         removed = self.weight - rounded.weight(self.weight.dtype)
-        error = float((output_errors(self.problem.gram(), removed) * self.importance).sum())
-        relative = relative_error(error, self.sampled_energy)
+        error = float((output_errors(self.problem.gram(), removed) * self.importance).sum()) / self.share
         return CandidateErrors(
-            reconstruction_error=relative,
+            reconstruction_error=relative_error(error, self.energy),
             weight_error=weight_error(removed, self.weight, self.importance),
-            loss=self.problem.predicted_loss_increase(relative**2 * self.energy),
+            loss=self.problem.predicted_loss_increase(error),
         )
 
 

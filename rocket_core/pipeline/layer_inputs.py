@@ -11,6 +11,7 @@ from rocket_core.errors import CorruptCheckpointError, IllConditionedGramError
 from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import Eigenbasis, GramStatistics
 from rocket_core.methods import LayerProblem, output_weights
+from rocket_core.methods.held_out import HeldOutTokens, loss_factors
 from rocket_core.models.architecture import oriented_weight
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -51,6 +52,24 @@ def layer_problem(
         basis=None if basis is None else _on_device(basis, run.device),
         prepared=prepared,
     )
+
+
+def profiled_problem(
+    run: Run,
+    work: WorkFolder,
+    names: Sequence[str],
+    statistics: GramStatistics,
+    *,
+    prepared: PreparedGram | None = None,
+) -> LayerProblem:
+    """Return the problem of one layer or several, see `layer_problem`, that predicts losses from held-out tokens."""
+    problem = layer_problem(run, work, names, statistics, prepared=prepared)
+    inputs, found = statistics.held_out, [work.sensitivity(name) for name in names]
+    gradients = [known.token_gradients for known in found if known is not None and known.token_gradients is not None]
+    if inputs is not None and statistics.gram is not None and len(gradients) == len(names):
+        held = tuple(gradient[-len(inputs) :].to(inputs) for gradient in gradients)
+        problem.loss_factors = loss_factors(problem, HeldOutTokens(inputs=inputs, gradients=held))
+    return problem
 
 
 def load_weight(run: Run, name: str) -> Float[Tensor, "d_in d_out"]:

@@ -16,7 +16,7 @@ from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import Method
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
-from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
+from rocket_core.pipeline.layer_inputs import naming_the_layer, profiled_problem
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.artifact_size import fill_size
 from rocket_core.pipeline.stages.token_tables import NEVER_CALLED, profile_table
@@ -211,7 +211,7 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
     statistics = calibrated.take(name)
     group = calibrated.group_of[name]
     with naming_the_layer(name):
-        problem = layer_problem(run, work, (name,), statistics, prepared=calibrated.prepared(group))
+        problem = profiled_problem(run, work, (name,), statistics, prepared=calibrated.prepared(group))
         candidates = method.profile(problem)
         calibrated.keep(group, problem.prepared)
         shared: tuple[SharedCandidate, ...] = ()
@@ -258,7 +258,7 @@ def _share(
     """Return the shared candidates of a group, given the own candidates of its first layer; the others are on disk."""
     if len(layers) < 2:
         return ()
-    problem = layer_problem(run, work, layers, statistics)
+    problem = profiled_problem(run, work, layers, statistics)
     per_layer_candidates = [own]
     for name in layers[1:]:
         profile = work.profile(name)

@@ -254,8 +254,8 @@ def test_blocks_that_return_a_tuple_are_supported():
 @pytest.mark.parametrize("wide", [False, True], ids=["input", "output"])
 def test_weighted_tokens_count_as_often_as_they_weigh(wide):
     layer = torch.nn.Linear(16 if wide else 4, 5, dtype=torch.float64).requires_grad_(requires_grad=False)
-    rows = torch.randn(2, 3, layer.in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    weights = torch.tensor([0.5, 2, 1, 0, 3, 0.25], dtype=torch.float64)
+    rows = torch.randn(2, 8, layer.in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights = torch.tensor([0.5, 2, 1, 0, 3, 0.25, 1, 1, 4, 1, 1, 0.5, 1, 0.25, 0, 2], dtype=torch.float64)
     group = InputGroup(layers=("one",), from_output=wide)
     found = collect_statistics(
         {"one": layer},
@@ -265,11 +265,32 @@ def test_weighted_tokens_count_as_often_as_they_weigh(wide):
         dtype=torch.float64,
         weights=lambda names: weights if list(names) == ["one"] else None,
     )["one"]
-    flat = rows.flatten(0, 1)
+    flat, weights = rows.flatten(0, 1)[:14], weights[:14]
     gram = flat.mT @ (flat * weights[:, None])
-    assert found.tokens == 6
+    assert found.tokens == 14
+    torch.testing.assert_close(found.held_out, rows[1, 6:])
+    if not wide:
+        counted = weights.sum() ** 2 / weights.square().sum()
+        gram += 0.5 * layer.in_features / counted * gram.diagonal().diag()
     torch.testing.assert_close(found.input_energy, gram.diagonal())
     if wide:
         torch.testing.assert_close(found.output_gram, layer.weight @ gram @ layer.weight.mT)
     else:
         torch.testing.assert_close(found.gram, gram)
+
+
+@pytest.mark.parametrize("token", [0, 15], ids=["summed", "held out"])
+def test_infinite_inputs_of_weighted_tokens_are_refused(token):
+    layer = torch.nn.Linear(4, 5)
+    rows = torch.ones(1, 16, 4)
+    rows[0, token, 1] = torch.inf
+    group = InputGroup(layers=("one",), from_output=False)
+    with pytest.raises(NonFiniteCalibrationError, match="layer one are NaN or infinite in calibration batch 0"):
+        collect_statistics(
+            {"one": layer},
+            [group],
+            lambda _batch: layer(rows),
+            batches=1,
+            dtype=torch.float32,
+            weights=lambda _names: torch.ones(16),
+        )

@@ -58,6 +58,7 @@ class InputSums:
             for_good: take the dense stream to the next block.
             weights: how much each token counts, with mean 1; None if all count the same.
         """
+        sums.weights = weights
         roots = None if weights is None else weights.sqrt().to(self._dtype)[:, None]
         stream = self._found_stream() if alone else ResidualStream()
         called_once = False
