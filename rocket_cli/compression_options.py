@@ -94,7 +94,7 @@ class CompressionOptions:
         autocompletion=completion.calibration_names,
     )
     samples: options.Samples = None
-    sequence_length: options.SequenceLength = None
+    sequence_length: options.CalibrationLength = None
     seed: options.Seed = None
     calibration_column: options.Column = None
     skip_bad_rows: options.SkipBadRows = None
@@ -295,7 +295,7 @@ class LocalOptions(CompressionOptions):
 
     calibration: options.Calibration = _CALIBRATION.dataset
     samples: options.Samples = _CALIBRATION.samples
-    sequence_length: options.SequenceLength = _CALIBRATION.sequence_length
+    sequence_length: options.CalibrationLength = _CALIBRATION.sequence_length
     seed: options.Seed = _CALIBRATION.seed
     task: options.Tasks = None
     device: options.Device = _DEFAULTS.device

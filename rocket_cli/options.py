@@ -89,6 +89,7 @@ def read_export(given: str) -> str:
 EXPORT_VALUE: dict[str, Any] = {"parser": read_export, "autocompletion": lambda: list(get_args(ExportKind))}
 """How an option that names an export is read and completed."""
 
+CALIBRATION_WINDOW_DEFAULT = "256, or the model's maximum if that is less"
 WINDOW_DEFAULT = "1024, or the model's maximum if that is less"
 TASKS = (
     f"Zero-shot task: {', '.join(config.HUB_TASKS)}, or a %s file of items; repeatable. Requires the "
@@ -118,6 +119,7 @@ Calibration = Annotated[
     ),
 ]
 Samples = Annotated[int | None, _of_data("N", "Number of calibration windows (text, audio) or images.")]
+CalibrationLength = Annotated[int | None, _of_data("N", "Tokens per window.", CALIBRATION_WINDOW_DEFAULT)]
 SequenceLength = Annotated[int | None, _of_data("N", "Tokens per window.", WINDOW_DEFAULT)]
 Seed = Annotated[int | None, _of_data("N", "Seed for drawing the windows.")]
 Column = Annotated[

@@ -203,7 +203,7 @@ class CalibrationConfig(FrozenModel):
     samples: Annotated[int, Field(ge=1)] = 256
     """windows of tokens, images, or windows of audio, at least 1."""
     sequence_length: Annotated[int, Field(ge=2)] | None = None
-    """tokens per window of text; None takes 1024 or the model's context length, whichever is less. Must be None for
+    """tokens per window of text; None takes 256 or the model's context length, whichever is less. Must be None for
     images.
     """
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

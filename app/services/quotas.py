@@ -13,8 +13,8 @@ from app.shared.repositories.tenants import Quotas, find_quotas, lock_tenant, su
 from app.shared.requests import CalibrationRequest, EvaluationRequest
 from app.shared.settings import Settings
 
-# Upper bound on the window length when the request leaves it open.
-_DEFAULT_WINDOW = 1024
+# Upper bounds on the window length when the request leaves it open.
+_CALIBRATION_WINDOW, _EVALUATION_WINDOW = 256, 1024
 _WINDOWS = "tokens (samples x sequence_length)"
 
 
@@ -104,7 +104,8 @@ def check_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | None
 
 
 def _tokens_of(text: CalibrationRequest | EvaluationRequest) -> int:
-    return text.samples * (text.sequence_length or _DEFAULT_WINDOW)
+    usual = _CALIBRATION_WINDOW if isinstance(text, CalibrationRequest) else _EVALUATION_WINDOW
+    return text.samples * (text.sequence_length or usual)
 
 
 def _check_tokens(limits: Quotas, tokens: int, kind: str, param: str) -> None:

@@ -149,7 +149,7 @@ class CalibrationRequest(RequestModel):
     samples: Annotated[int, Field(ge=1, le=65536)] = 256
     """number of token windows, images, or audio windows, 1 to 65,536; 256 by default."""
     sequence_length: Annotated[int, Field(ge=2, le=2**20)] | None = None
-    """tokens per window of text, at least 2; null (the default) uses 1024 or the model's maximum length, whichever is
+    """tokens per window of text, at least 2; null (the default) uses 256 or the model's maximum length, whichever is
     less. Not used for images.
     """
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -25,7 +25,7 @@ from rocket_core.estimates.healing import HealingSizes, HealingWork, batch_windo
 from rocket_core.estimates.operations import Operations
 from rocket_core.estimates.tower_footprint import tower_workload
 from rocket_core.inspection.checks.model_reach import reach_of_headers
-from rocket_core.inspection.checks.preconditions import window_length
+from rocket_core.inspection.checks.preconditions import CALIBRATION_WINDOW_LENGTH, window_length
 from rocket_core.inspection.headers.model_fields import input_bytes, input_kind, positions, sample_positions
 from rocket_core.inspection.headers.weight_summary import WeightSummary
 from rocket_core.sizes import budget
@@ -91,7 +91,7 @@ def estimate_run(
         InfeasibleBudgetError: no choice of candidates can reach the target.
     """
     model = describe_model(settings, weights, ignore=config.ignore, dtype=config.dtype, vision=config.includes_vision)
-    window = window_length(positions(settings), config.calibration.sequence_length)
+    window = window_length(positions(settings), config.calibration.sequence_length, CALIBRATION_WINDOW_LENGTH)
     work = Workload(
         config=config,
         windows=config.calibration.samples,

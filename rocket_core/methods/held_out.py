@@ -8,7 +8,6 @@ of a layer, so one rounding tells by how much.
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

@@ -244,17 +244,20 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype, *, vision: 
     )
 
 
-def window_length(config: PretrainedConfig, requested: int | None) -> int:
+def window_length(
+    config: PretrainedConfig, requested: int | None, usual: int = preconditions.DEFAULT_WINDOW_LENGTH
+) -> int:
     """Return the number of tokens per window of text.
 
     Args:
         config: the model's configuration.
-        requested: the user's choice; None takes 1024, or the model's context length if that is less.
+        requested: the user's choice; None takes the usual length, or the model's context length if that is less.
+        usual: the usual length.
 
     Raises:
         InvalidConfigError: fewer than 2 tokens, or more than the model has positions for.
     """
-    return preconditions.window_length(positions(config.to_dict()), requested)
+    return preconditions.window_length(positions(config.to_dict()), requested, usual)
 
 
 def oriented_weight(module: nn.Module) -> Float[Tensor, "d_in d_out"]:

@@ -26,7 +26,7 @@ from rocket_core.inspection.checks.coded_weights import check_plain
 from rocket_core.inspection.checks.engine_limits import check_engine
 from rocket_core.inspection.checks.media_lines import check_media, media_lines
 from rocket_core.inspection.checks.preconditions import (
-    DEFAULT_WINDOW_LENGTH,
+    CALIBRATION_WINDOW_LENGTH,
     MAX_CONFIG_BYTES,
     check_calibration,
     check_config,
@@ -192,9 +192,9 @@ def _lengths(architecture: Architecture, requested: int | None) -> tuple[int, in
     """Return the number of tokens per window of text, and of positions of a sample in all lists of blocks."""
     config = architecture.model.config
     if architecture.kind == "images":
-        positions = sample_positions(config.to_dict(), "images", DEFAULT_WINDOW_LENGTH)
+        positions = sample_positions(config.to_dict(), "images", CALIBRATION_WINDOW_LENGTH)
         return positions, positions
-    length = window_length(config, requested)
+    length = window_length(config, requested, CALIBRATION_WINDOW_LENGTH)
     return length, sample_positions(config.to_dict(), architecture.kind, length)
 
 

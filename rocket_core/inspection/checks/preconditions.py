@@ -68,6 +68,11 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "spiece*", "sentencepi
 
 
 DEFAULT_WINDOW_LENGTH = 1024
+"""Tokens per window of an evaluation, and of healing."""
+CALIBRATION_WINDOW_LENGTH = 256
+"""Tokens per window of calibration: as many tokens in longer windows take longer and have fewer first tokens, which
+carry most of the gradients. On SmolLM2 at 4 bits, 16,384 tokens in windows of 1,024 have 3 to 5 % more KL.
+"""
 
 MAX_CONFIG_BYTES = 2**22
 """More than any config.json has; readers of a file must request one more byte to detect a larger one."""
@@ -283,18 +288,19 @@ def check_vision(config: Mapping[str, object], compression: CompressionConfig, m
         )
 
 
-def window_length(positions: int | None, requested: int | None) -> int:
+def window_length(positions: int | None, requested: int | None, usual: int = DEFAULT_WINDOW_LENGTH) -> int:
     """Return the number of tokens per window of text.
 
     Args:
         positions: tokens that the model can attend to; None if unlimited.
-        requested: the requested length; None takes 1024, or the model's context length if that is less.
+        requested: the requested length; None takes the usual one, or the model's context length if that is less.
+        usual: the usual length.
 
     Raises:
         InvalidConfigError: the length is less than 2 tokens, or more than the model has positions for.
     """
     if requested is None:
-        return DEFAULT_WINDOW_LENGTH if positions is None else min(DEFAULT_WINDOW_LENGTH, positions)
+        return usual if positions is None else min(usual, positions)
     if requested < 2:
         raise InvalidConfigError(f"sequence length is {requested}; a window needs at least 2 tokens")
     if positions is not None and requested > positions:

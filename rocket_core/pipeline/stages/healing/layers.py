@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from rocket_core.checkpoint import TensorEntry
 from rocket_core.config import CompressionConfig
 from rocket_core.evaluation import open_model
-from rocket_core.inspection.checks.preconditions import DEFAULT_WINDOW_LENGTH
+from rocket_core.inspection.checks.preconditions import CALIBRATION_WINDOW_LENGTH
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.export import write_unhealed
@@ -23,7 +23,7 @@ def healing_passes(config: CompressionConfig) -> float | None:
     """Return the tokens that healing reads, in multiples of those of the calibration; None if nothing is healed."""
     if config.heal_tokens is None:
         return None
-    length = config.calibration.sequence_length or DEFAULT_WINDOW_LENGTH
+    length = config.calibration.sequence_length or CALIBRATION_WINDOW_LENGTH
     return config.heal_tokens / (config.calibration.samples * length)
 
 
