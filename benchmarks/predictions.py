@@ -3,10 +3,12 @@
     python -m benchmarks.predictions --model FOLDER --calibrate FILE --measure FILE --out FILE
 
 For each target it prints the predicted increase of the loss in nats per token, the measured one (the logarithm of
-perplexity over the original's) and their ratio, and writes OUT as JSON. One profile serves all targets of a budget.
+perplexity over the original's), their ratio and the KL divergence, and writes OUT as JSON. One profile serves all targets
+of a budget.
 """
 
 import argparse
+import itertools
 import json
 import math
 import tempfile
@@ -17,16 +19,15 @@ from typing import Any
 from rocket_core.config import compression_config
 from rocket_core.pipeline import ProfileCache, compress
 
-_RATIOS = (0.2, 0.3, 0.4, 0.5)
-_BITS = (8.0, 6.0, 5.0, 4.0, 3.0, 2.5)
-TARGETS: tuple[Mapping[str, float], ...] = (*({"ratio": one} for one in _RATIOS), *({"bits": one} for one in _BITS))
 
-
-def run(given: argparse.Namespace, preset: str, target: Mapping[str, float], profiles: Path) -> dict[str, Any]:
+def run(
+    given: argparse.Namespace, preset: str, weights: str, target: Mapping[str, float], profiles: Path
+) -> dict[str, Any]:
     """Compress and measure once."""
     config = compression_config(
         **target,
         preset=preset,
+        token_weights=weights,
         export=("rocket",),
         calibration={"dataset": str(given.calibrate), "samples": given.samples, "sequence_length": given.length},
         evaluate={"dataset": str(given.measure), "samples": given.windows, "sequence_length": given.length},
@@ -41,6 +42,7 @@ def run(given: argparse.Namespace, preset: str, target: Mapping[str, float], pro
     predicted, measured = report.allocation.total_error, after - before
     return {
         "preset": preset,
+        "token_weights": weights,
         **target,
         "predicted": predicted,
         "measured": measured,
@@ -60,19 +62,23 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=96)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--presets", nargs="+", default=("fast", "best"))
+    parser.add_argument("--token-weights", nargs="+", default=("gradient",))
+    parser.add_argument("--ratios", type=float, nargs="*", default=(0.2, 0.3, 0.4, 0.5))
+    parser.add_argument("--bits", type=float, nargs="*", default=(8.0, 6.0, 5.0, 4.0, 3.0, 2.5))
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    targets = [{"ratio": one} for one in given.ratios] + [{"bits": one} for one in given.bits]
     with tempfile.TemporaryDirectory() as profiles:
-        for preset in given.presets:
-            for target in TARGETS:
-                row = run(given, preset, target, Path(profiles))
-                rows.append(row)
-                ratio = row["measured"] / row["predicted"] if row["predicted"] else math.nan
-                print(
-                    f"{preset} {target}: predicted {row['predicted']:.5f}, measured {row['measured']:.5f}, {ratio:.2f}",
-                    flush=True,
-                )
-                given.out.write_text(json.dumps(rows, indent=1) + "\n")
+        for preset, weights, target in itertools.product(given.presets, given.token_weights, targets):
+            row = run(given, preset, weights, target, Path(profiles))
+            rows.append(row)
+            ratio = row["measured"] / row["predicted"] if row["predicted"] else math.nan
+            print(
+                f"{preset}, token weights {weights}, {target}: predicted {row['predicted']:.5f}, measured "
+                f"{row['measured']:.5f} ({ratio:.2f}), KL {row['kl_divergence']:.4f}",
+                flush=True,
+            )
+            given.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
