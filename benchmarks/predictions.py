@@ -3,8 +3,8 @@
     python -m benchmarks.predictions --model FOLDER --calibrate FILE --measure FILE --out FILE
 
 For each target it prints the predicted increase of the loss in nats per token, the measured one (the logarithm of
-perplexity over the original's), their ratio and the KL divergence, and writes OUT as JSON. One profile serves all targets
-of a budget.
+perplexity over the original's), their ratio and the KL divergence, and writes OUT as JSON. One profile serves all
+targets of a budget.
 """
 
 import argparse
