@@ -15,14 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rocket_core.errors import NonFiniteCalibrationError
+from rocket_core.estimates.layer_footprint import held_out_tokens
 from rocket_core.linalg.rough_products import rough_products
 from rocket_core.linalg.whitening import GramStatistics, shrunk_for_weights
 from rocket_core.models.architecture import oriented_weight
-
-# Tokens on which losses are estimated: enough for their gradients, which differ by orders of magnitude, and at most a
-# part of all.
-_HELD_OUT_TOKENS = 2048
-_HELD_OUT_PART = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +168,7 @@ class _Collector:
         read = read.detach().reshape(-1, read.shape[-1])
         roots, root = self.roots.get(group.layers[0]), None
         if roots is not None:
-            begin, last = sums.tokens, len(roots) - min(_HELD_OUT_TOKENS, len(roots) // _HELD_OUT_PART)
+            begin, last = sums.tokens, len(roots) - held_out_tokens(len(roots))
             number = min(len(read), last - begin)
             if number < len(read) and name == group.layers[0]:
                 sums.held_out.append(self._finite(read[number:].to(self.dtype, copy=True), name))

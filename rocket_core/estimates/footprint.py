@@ -12,6 +12,7 @@ from rocket_core.config import CompressionConfig
 from rocket_core.estimates.batch_size import TOKENS_PER_BATCH
 from rocket_core.estimates.layer_footprint import (
     block_gram_bytes,
+    held_out_tokens,
     solver_bytes,
     table_disk_bytes,
     table_memory_bytes,
@@ -192,6 +193,10 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     solver = max(solver_bytes(shape, itemsize=work.itemsize, rounds=rounds, **how) for shape in shapes)
     batch = min(work.tokens, max(work.batch_tokens, work.sequence_length))
     activations = batch * max(max(shape) for shape in shapes) * (3 * model.compute_itemsize + 2 * work.itemsize)
+    if work.config.weighs_tokens and model.predicts:
+        # What attention, its output, gate and down read.
+        widest = max(d_in for d_in, _ in shapes)
+        grams += held_out_tokens(work.tokens) * (3 * model.hidden_size + widest) * work.itemsize
     working = grams + max(solver, block + activations) + hidden
     if work.config.sequential:
         sums = 2 * max(d_in for d_in, _ in shapes) ** 2 * _FLOAT64

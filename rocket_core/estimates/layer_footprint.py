@@ -53,6 +53,14 @@ def block_gram_bytes(block: Sequence[Shape], *, input_grams: bool) -> int:
     )
 
 
+def held_out_tokens(tokens: int) -> int:
+    """Return how many of all weighted calibration tokens losses are estimated on, instead of being summed.
+
+    So many are enough for their gradients, which differ by orders of magnitude, and no more than an eighth of all.
+    """
+    return min(2048, tokens // 8)
+
+
 def solver_bytes(shape: Shape, *, itemsize: int, input_grams: bool, rounds: bool = False) -> int:
     """Return the bytes needed to profile and compress a layer, in addition to its Gram matrix.
 
