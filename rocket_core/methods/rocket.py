@@ -67,12 +67,13 @@ class Rocket(Method):
         coded = entropy_coded.profile(problem, sample) if config.entropy_codes else []
         if "quantized" not in config.kinds:
             return coded, sample
-        factors = rounded_factors.profile(problem, sample.gram) if config.codes_factors else []
         if coded:
             fixed = quantized.profile(problem, sample, formats_beside_coded(*problem.shape))
         else:
             fixed = quantized.profile_choices(problem, sample, config.code_choices)
-        return factors + fixed + coded, sample
+        codes = fixed + coded
+        factors = rounded_factors.profile(problem, sample.gram, codes) if config.codes_factors else []
+        return factors + codes, sample
 
     def share(
         self, problem: LayerProblem, dictionary_owner: str, per_layer_candidates: Sequence[Sequence[Candidate]] = ()

@@ -1,5 +1,7 @@
 """Low-rank candidates whose factors are integer codes."""
 
+from collections.abc import Sequence
+
 from rocket_core.candidates import Candidate
 from rocket_core.layers import LayerFactors
 from rocket_core.linalg.factor_rounding import RoundedFactors, round_factors
@@ -7,6 +9,7 @@ from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
 from rocket_core.methods.sampled_outputs import output_importance, weight_error
+from rocket_core.methods.sparse import errors_at
 from rocket_core.sizes import budget
 from rocket_core.sizes.code_format import FACTOR_CODES, CodeFormat, factor_ranks
 
@@ -15,19 +18,30 @@ from rocket_core.sizes.code_format import FACTOR_CODES, CodeFormat, factor_ranks
 ALLOWANCE = 1.25
 
 
-def profile(problem: LayerProblem, gram: RoundingGram) -> list[Candidate]:
-    """Return the candidate of each of `factor_ranks`, by falling bytes.
+def profile(problem: LayerProblem, gram: RoundingGram, codes: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates of `factor_ranks`, by falling bytes, up to the first that codes of the weight beat.
 
-    Errors are those of GPTQ alone, as for other codes, with an allowance for what compression gains less.
+    Larger ranks lose by more: what rounding the factors adds to the error does not fall with the rank. Errors are those
+    of GPTQ alone, as for other codes, with an allowance for what compression gains less.
 
     Args:
         problem: the layer.
         gram: its Gram matrix, prepared for rounding.
+        codes: candidates of the weight's own codes, at least one.
     """
-    return [
-        _candidate(problem, rank, _rounded(problem, gram, rank, FACTOR_CODES, improved=False))
-        for rank in factor_ranks(*problem.shape)
-    ]
+    fewest = min(candidate.stored_bytes for candidate in codes)
+    found: list[Candidate] = []
+    for rank in sorted(factor_ranks(*problem.shape)):
+        candidate = _candidate(problem, rank, _rounded(problem, gram, rank, FACTOR_CODES, improved=False))
+        found.insert(0, candidate)
+        size = candidate.stored_bytes
+        if (
+            size >= fewest
+            and candidate.reconstruction_error
+            > errors_at(codes, problem.shape, [1 - size / problem.weight.numel()], 1)[0]
+        ):
+            break
+    return found
 
 
 def compress(problem: LayerProblem, rank: int, code_format: CodeFormat) -> CompressedLayer:

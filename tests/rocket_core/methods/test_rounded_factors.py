@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from rocket_core.candidates import Candidate
 from rocket_core.config import CompressionConfig
 from rocket_core.layers import approximation, layer_tensors
 from rocket_core.linalg.factor_rounding import round_factors
@@ -20,6 +21,11 @@ def rocket(**settings):
     return method_for(CompressionConfig(**{**base, **settings}), 2)
 
 
+def code(*, size, error):
+    errors = {"reconstruction_error": error, "weight_error": error}
+    return Candidate(kind="entropy_coded", kept_parameters=1, stored_bytes=size, **errors)
+
+
 def with_codes(candidates):
     return [candidate for candidate in candidates if candidate.kind == "low_rank" and candidate.bits is not None]
 
@@ -32,7 +38,7 @@ def test_layers_have_the_bytes_and_errors_predicted(shape, weights):
     layer = example(shape[0], shape[1:], weights=weights)
     method = rocket()
     candidates = with_codes(method.profile(layer.problem))
-    assert len(candidates) >= 3
+    assert candidates
     for candidate in candidates:
         assert candidate.code_format == FACTOR_CODES
         assert candidate.nnz == candidate.rank * shape[1]
@@ -51,7 +57,7 @@ def test_layers_have_the_bytes_and_errors_predicted(shape, weights):
 def test_errors_are_those_of_gptq_with_an_allowance():
     layer = example(60, (80,), weights=2)
     problem, gram = layer.problem, RoundingGram.of(layer.problem.gram())
-    for candidate in rounded_factors.profile(problem, gram):
+    for candidate in rounded_factors.profile(problem, gram, [code(size=1, error=1.0)]):
         rows = problem.unscaled(problem.eigenbasis().directions[:, : candidate.rank].mT)
         importance = problem.output_weights.square()
         rounded = round_factors(problem.weight, gram, importance, rows, candidate.code_format, improved=False)
@@ -64,12 +70,24 @@ def test_errors_are_those_of_gptq_with_an_allowance():
 
 def test_more_atoms_take_more_bytes_and_leave_less_error():
     layer = example(96, (128,), weights=1)
-    candidates = rounded_factors.profile(layer.problem, RoundingGram.of(layer.problem.gram()))
+    gram = RoundingGram.of(layer.problem.gram())
+    candidates = rounded_factors.profile(layer.problem, gram, [code(size=1, error=1.0)])
     assert len(candidates) >= 5
     for larger, smaller in itertools.pairwise(candidates):
         assert larger.rank > smaller.rank
         assert larger.stored_bytes > smaller.stored_bytes
         assert larger.loss < smaller.loss
+
+
+def test_they_end_with_the_first_that_codes_of_the_weight_beat():
+    problem = example(96, (128,), weights=1).problem
+    gram = RoundingGram.of(problem.gram())
+    every = rounded_factors.profile(problem, gram, [code(size=1, error=1.0)])
+    beaten = every[-3]
+    codes = [code(size=every[-2].stored_bytes, error=1.0), code(size=beaten.stored_bytes, error=0.0)]
+    assert rounded_factors.profile(problem, gram, codes) == every[-3:]
+    smaller = [code(size=beaten.stored_bytes + 1, error=0.0)]
+    assert rounded_factors.profile(problem, gram, smaller) == every[-4:], "codes that are larger beat nothing"
 
 
 @pytest.mark.parametrize(
