@@ -30,7 +30,7 @@ from benchmarks.measured_runs import (
     run,
     saved_runs,
 )
-from rocket_core.allocation.allocator import allocate
+from rocket_core.allocation import Allocator
 from rocket_core.config import compression_config
 from rocket_core.pipeline import ProfileCache, profile_model
 
@@ -101,14 +101,14 @@ def against_uniform(
     for layer_format in set.intersection(*(set(one) for one in formats)):
         uniform = [one[layer_format] for one in formats]
         ratio = 1 - sum(one.stored_bytes for one in uniform) / profile.compressible_bytes
-        found = allocate(
+        allocator = Allocator(
             profile.layers,
-            ratio - 1e-12,
             objective=profile.objective,
             cap_slack=profile.cap_slack,
             budget_unit=profile.budget_unit,
             itemsize=profile.itemsize,
         )
+        found = allocator.allocate(ratio - 1e-12)
         # Where both are the same candidates, their losses may be added up in another order.
         parts[layer_format] = round(found.total_error / sum(one.loss or 0.0 for one in uniform), 12)
     return {"seed": seed, "formats": len(parts), "part": max(parts.values())}

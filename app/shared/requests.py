@@ -493,7 +493,7 @@ class JobRequest(StoredRequest):
             "value_bits": 16,
             "calibrate_all_experts": False,
             "refine": False,
-            "token_weights": "none",
+            "token_weights": "gradient" if self.options.objective == "fisher" else "none",
         }
         for name, default in later.items():
             if getattr(self.options, name) == default:

@@ -176,7 +176,7 @@ def test_the_disk_for_sensitivities_is_counted(saved):
         for settings in (
             {"objective": "whitened"},
             {"objective": "fisher", "sensitivity_samples": 60_000},
-            {"objective": "fisher", "sensitivity_samples": 1},
+            {"objective": "fisher", "sensitivity_samples": 1, "token_weights": "none"},
         )
     )
     states = sensitivity_disk_bytes(model, windows=50_000, sequence_length=32)

@@ -26,7 +26,7 @@ def test_an_estimate_predicts_a_job_without_creating_one(client, settings):
     assert told["compressible_parameters"] == PARAMETERS
     assert told["kept_parameters"] == parameter_budget(PARAMETERS, 0.3)
     assert told["factored_bytes"] < told["stored_bytes"]
-    assert told["calibration_tokens"] == 256 * 1024
+    assert told["calibration_tokens"] == 256 * 256
     assert told["ratio"] == told["nearest_ratio"] == 0.3
     assert told["disk_bytes"] > told["stored_bytes"]
     assert told["memory_bytes"] > 2**28

@@ -302,7 +302,7 @@ def test_fingerprints_ignore_fields_added_later_if_unset():
     names += ("source_job_id", "on_source", "export_to", "push")
     unset = dict.fromkeys(names, "null")
     defaults = {"benchmark": "false", "storage": '"file"', "engine": '"rocket"', "value_bits": "16"}
-    defaults |= {"calibrate_all_experts": "false", "refine": "false", "token_weights": '"none"'}
+    defaults |= {"calibrate_all_experts": "false", "refine": "false", "token_weights": '"gradient"'}
     defaults |= {"skip_bad_rows": "false", "pack": "true"}
     for name, value in {**unset, **defaults}.items():
         assert dumped.count(f',"{name}":{value}') == 1
