@@ -217,11 +217,7 @@ class SequentialCompression:
                 if layer is None:
                     passed = onwards and position == len(groups) - 1
                     sums = of_inputs.add_to(
-                        self._no_sums(index, found, dense),
-                        group[0],
-                        alone=len(group) == 1,
-                        for_good=passed,
-                        weights=self._work.token_weights(group),
+                        self._no_sums(index, found, dense), group[0], alone=len(group) == 1, for_good=passed
                     )
                 else:
                     sums = of_experts.of(layer)

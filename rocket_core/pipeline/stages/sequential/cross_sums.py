@@ -7,7 +7,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.linalg.sequential_target import part_way_target, token_weights
-from rocket_core.linalg.whitening import shrunk_for_weights
 
 # Part of the way from a weight to the target that compensates for earlier errors; see `part_way_target`.
 _STEP = 0.5
@@ -24,14 +23,12 @@ class CrossSums:
         cross: X'ᵀX.
         deviation: X'ᵀ(S - S'), with S and S' the residual streams that the layer's output is added to, in the dense and
             in the compressed model; None for a layer whose output is added to none.
-        weights: how much each row counts, with mean 1; None if all count the same.
     """
 
     tokens: int = 0
     gram: Tensor = field(default_factory=lambda: torch.zeros(()))
     cross: Tensor = field(default_factory=lambda: torch.zeros(()))
     deviation: Tensor | None = None
-    weights: Tensor | None = None
 
     def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
         """Add the rows of a batch."""
@@ -54,7 +51,7 @@ class CrossSums:
     @property
     def fitted_gram(self) -> Float[Tensor, "d_in d_in"]:
         """The Gram matrix under which the target is approximated."""
-        return self.gram if self.weights is None else shrunk_for_weights(self.gram, self.weights)
+        return self.gram
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from rocket_core.models.called_lists import called_list_of, following_calls
 from rocket_core.models.residual_stream import ResidualStream, StreamState, find_residual_stream
@@ -46,9 +44,7 @@ class InputSums:
         self._on_batch = on_batch
         self._stream = None if compensates else ResidualStream()
 
-    def add_to(
-        self, sums: _Sums, name: str, *, alone: bool, for_good: bool, weights: Float[Tensor, " tokens"] | None = None
-    ) -> _Sums:
+    def add_to(self, sums: _Sums, name: str, *, alone: bool, for_good: bool) -> _Sums:
         """Add what a layer reads to sums, and return them. The layers called before it are compressed.
 
         Args:
@@ -56,10 +52,7 @@ class InputSums:
             name: the layer.
             alone: whether no other layer reads the same; else each would compensate for all of a deviation.
             for_good: take the dense stream to the next block.
-            weights: how much each token counts, with mean 1; None if all count the same.
         """
-        sums.weights = weights
-        roots = None if weights is None else weights.sqrt().to(self._dtype)[:, None]
         stream = self._found_stream() if alone else ResidualStream()
         called_once = False
         experts = called_list_of(self._dense.block, self._dense.layers[name])
@@ -70,16 +63,11 @@ class InputSums:
                 called_once = len(dense_calls) == 1
                 calls = self._compressed.inputs(name, batch, stop_at_first=called_once)
             rows, dense_rows = ([part.to(self._dtype) for part in found] for found in (calls, dense_calls))
-            root = None
-            if roots is not None:
-                root = roots[sums.tokens : sums.tokens + len(rows[0])].to(rows[0].device)
-                rows, dense_rows = ([part * root for part in found] for found in (rows, dense_rows))
             for both in zip(rows, dense_rows, strict=True):
                 sums.add(*both)
             if states:
                 dense_state, state = (found.rows.to(self._dtype) for found in states)
-                deviation = dense_state - state
-                sums.add_deviation(rows[0], deviation if root is None else deviation * root)
+                sums.add_deviation(rows[0], dense_state - state)
         return sums
 
     def _following_calls(self, experts: str | None) -> AbstractContextManager[None]:
