@@ -277,8 +277,7 @@ class SequentialCompression:
             problem = layer_problem(run, self._work, unit.names, statistics, weight=target)
             result = compress_unit(run.method, problem, self._sizes.sized(unit))
             result = with_rounded_values(run, unit, problem, result)
-        energies = torch.cat([self._work.output_energies(name) for name in unit.names]).to(run.device)
-        save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums, energies))
+        save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums))
 
 
 def _in_order(
@@ -293,13 +292,13 @@ def _achieved(
     weight: Float[Tensor, "d_in d_out"],
     factors: CompressedWeight,
     sums: CrossSums,
-    energies: Float[Tensor, " d_out"],
 ) -> AchievedErrors:
     """Return ‖XW - X'W̃‖² and ‖XW‖² by output.
 
     The error includes uncompensated errors of earlier layers, and what is added to compensate for those in the stream.
     """
     stored = approximation(factors, torch.float64)
+    energies = (weight * (sums.dense_gram @ weight)).sum(dim=0)
     common = (stored * (sums.cross @ weight)).sum(dim=0)
     errors = energies - 2 * common + (stored * (sums.gram @ stored)).sum(dim=0)
     scale = 1.0 if problem.output_weights is None else problem.output_weights.double().square()

@@ -21,6 +21,7 @@ class CrossSums:
         tokens: number of rows.
         gram: X'ᵀX'.
         cross: X'ᵀX.
+        dense_gram: XᵀX.
         deviation: X'ᵀ(S - S'), with S and S' the residual streams that the layer's output is added to, in the dense and
             in the compressed model; None for a layer whose output is added to none.
     """
@@ -28,6 +29,7 @@ class CrossSums:
     tokens: int = 0
     gram: Tensor = field(default_factory=lambda: torch.zeros(()))
     cross: Tensor = field(default_factory=lambda: torch.zeros(()))
+    dense_gram: Tensor = field(default_factory=lambda: torch.zeros(()))
     deviation: Tensor | None = None
 
     def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
@@ -35,6 +37,7 @@ class CrossSums:
         self.tokens += rows.shape[0]
         self.gram = self.gram + (rows.mT @ rows).double()
         self.cross = self.cross + (rows.mT @ dense_rows).double()
+        self.dense_gram = self.dense_gram + (dense_rows.mT @ dense_rows).double()
 
     def add_deviation(self, rows: Float[Tensor, "rows d_in"], deviation: Float[Tensor, "rows d_out"]) -> None:
         """Add what the residual stream of the compressed model lacks, for the rows of a batch."""
@@ -66,14 +69,12 @@ class WholeTextSums(CrossSums):
     Attributes:
         weight: the concatenated weights of all layers that read the input, in the computing precision.
         mean_energy: mean of a token's squared output.
-        dense_gram: XᵀX.
         weighted_gram: X'ᵀTX', with T the diagonal of `token_weights`.
         weighted_cross: X'ᵀTX.
     """
 
     weight: Tensor
     mean_energy: float
-    dense_gram: Tensor = field(default_factory=lambda: torch.zeros(()))
     weighted_gram: Tensor = field(default_factory=lambda: torch.zeros(()))
     weighted_cross: Tensor = field(default_factory=lambda: torch.zeros(()))
 
@@ -81,7 +82,6 @@ class WholeTextSums(CrossSums):
         """Add the rows of a batch."""
         CrossSums.add(self, rows, dense_rows)
         weighted = rows * token_weights(dense_rows @ self.weight, self.mean_energy)[:, None]
-        self.dense_gram = self.dense_gram + (dense_rows.mT @ dense_rows).double()
         self.weighted_gram = self.weighted_gram + (weighted.mT @ rows).double()
         self.weighted_cross = self.weighted_cross + (weighted.mT @ dense_rows).double()
 
