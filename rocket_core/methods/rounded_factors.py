@@ -1,12 +1,16 @@
 """Low-rank candidates whose factors are integer codes."""
 
+from collections.abc import Sequence
+
+import torch
+
 from rocket_core.candidates import Candidate
 from rocket_core.layers import LayerFactors
 from rocket_core.linalg.factor_rounding import RoundedFactors, round_factors
 from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
-from rocket_core.methods.sampled_outputs import output_importance, weight_error
+from rocket_core.methods.sampled_outputs import output_importance, squared_norm
 from rocket_core.sizes import budget
 from rocket_core.sizes.code_format import FACTOR_CODES, CodeFormat, factor_ranks
 
@@ -24,10 +28,19 @@ def profile(problem: LayerProblem, gram: RoundingGram) -> list[Candidate]:
         problem: the layer.
         gram: its Gram matrix, prepared for rounding.
     """
-    return [
-        _candidate(problem, rank, _rounded(problem, gram, rank, FACTOR_CODES, improved=False))
-        for rank in factor_ranks(*problem.shape)
-    ]
+    ranks = factor_ranks(*problem.shape)
+    if not ranks:
+        return []
+    importance, weight = output_importance(problem), problem.weight.to(problem.precision)
+    energy = problem.eigenbasis().singular_values.double().square().sum()
+    squares = [torch.stack([energy, squared_norm(weight, importance)])]
+    for rank in ranks:
+        rounded = _rounded(problem, gram, rank, FACTOR_CODES, improved=False)
+        removed = weight - rounded.weight(problem.precision)
+        own = (output_errors(problem.gram(), removed) * importance).sum()
+        squares.append(torch.stack([own, squared_norm(removed, importance)]))
+    energies, *errors = torch.stack(squares).tolist()
+    return [_candidate(problem, rank, own, energies) for rank, own in zip(ranks, errors, strict=True)]
 
 
 def compress(problem: LayerProblem, rank: int, code_format: CodeFormat) -> CompressedLayer:
@@ -63,12 +76,10 @@ def _rounded(
     )
 
 
-def _candidate(problem: LayerProblem, rank: int, rounded: RoundedFactors) -> Candidate:
+def _candidate(problem: LayerProblem, rank: int, squares: Sequence[float], energies: Sequence[float]) -> Candidate:
+    """Return a candidate, given the squared errors of outputs and weight, and the squared norms of both."""
     d_in, d_out = problem.shape
-    importance, weight = output_importance(problem), problem.weight.to(problem.precision)
-    removed = weight - rounded.weight(problem.precision)
-    error = ALLOWANCE * float((output_errors(problem.gram(), removed) * importance).sum())
-    energy = float(problem.eigenbasis().singular_values.double().square().sum())
+    error = ALLOWANCE * squares[0]
     return Candidate(
         kind="low_rank",
         rank=rank,
@@ -78,7 +89,7 @@ def _candidate(problem: LayerProblem, rank: int, rounded: RoundedFactors) -> Can
         scale_bits=FACTOR_CODES.scale_bits,
         kept_parameters=budget.kept_parameters(d_in, rank, rank * d_out),
         stored_bytes=FACTOR_CODES.low_rank_bytes(d_in, d_out, rank),
-        reconstruction_error=relative_error(error, energy),
-        weight_error=weight_error(removed, weight, importance),
+        reconstruction_error=relative_error(error, energies[0]),
+        weight_error=relative_error(squares[1], energies[1]),
         loss=problem.predicted_loss_increase(error),
     )

@@ -1,11 +1,12 @@
 """A sample of a layer's outputs, on which candidates of integer codes are measured."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from rocket_core.estimates.layer_footprint import OUTPUTS_AT_ONCE
@@ -41,6 +42,7 @@ class SampledOutputs:
         importance: weight of each output's squared error, in float64.
         energy: weighted squared norm of all outputs over the calibration tokens.
         sampled_energy: that of the sample.
+        weight_energy: weighted squared norm of the sample's weight.
     """
 
     problem: LayerProblem
@@ -50,6 +52,7 @@ class SampledOutputs:
     importance: Float[Tensor, " sampled"]
     energy: float
     sampled_energy: float
+    weight_energy: float
 
     @classmethod
     def of(cls, problem: LayerProblem) -> "SampledOutputs":
@@ -57,34 +60,45 @@ class SampledOutputs:
         importance = output_importance(problem)
         energies = problem.output_energies()
         outputs = _sample(energies)
+        weight = problem.weight[:, outputs].to(problem.precision).contiguous()
+        norm = squared_norm(weight, importance[outputs])
+        sums = torch.stack([energies.sum(), energies[outputs].sum(), norm]).tolist()
         return cls(
             problem=problem,
             gram=problem.prepared_gram().rounding,
             outputs=outputs,
-            weight=problem.weight[:, outputs].to(problem.precision).contiguous(),
+            weight=weight,
             importance=importance[outputs],
-            energy=float(energies.sum()),
-            sampled_energy=float(energies[outputs].sum()),
+            energy=sums[0],
+            sampled_energy=sums[1],
+            weight_energy=sums[2],
         )
 
     def errors_of(self, rounded: RoundedCodes) -> CandidateErrors:
         """Return the errors of the layer if all of its outputs are rounded as the sample is."""
+        return self.errors_from(self.squares_of(rounded).tolist())
+
+    def squares_of(self, rounded: RoundedCodes) -> Float64[Tensor, "2"]:
+        """Return the weighted squared errors of the sample's outputs and of their weight, on the device."""
         removed = self.weight - rounded.weight(self.weight.dtype)
-        error = float((output_errors(self.problem.gram(), removed) * self.importance).sum())
-        relative = relative_error(error, self.sampled_energy)
+        errors = output_errors(self.problem.gram(), removed) * self.importance
+        return torch.stack([errors.sum(), squared_norm(removed, self.importance)])
+
+    def errors_from(self, squares: Sequence[float]) -> CandidateErrors:
+        """Return the same as `errors_of`, from the values of `squares_of`."""
+        relative = relative_error(squares[0], self.sampled_energy)
         return CandidateErrors(
             reconstruction_error=relative,
-            weight_error=weight_error(removed, self.weight, self.importance),
+            weight_error=relative_error(squares[1], self.weight_energy),
             loss=self.problem.predicted_loss_increase(relative**2 * self.energy),
         )
 
 
-def weight_error(
-    removed: Float[Tensor, "d_in outputs"], weight: Float[Tensor, "d_in outputs"], importance: Float[Tensor, " outputs"]
-) -> float:
-    """Return the relative error of a weight, given what is removed from it and the importance of each output."""
-    distance, length = (float((part.double().square().sum(dim=0) * importance).sum()) for part in (removed, weight))
-    return relative_error(distance, length)
+def squared_norm(
+    columns: Float[Tensor, "d_in outputs"], importance: Float[Tensor, " outputs"]
+) -> Float64[Tensor, ""]:
+    """Return the squared norm of a matrix, given the importance of each column, on the device."""
+    return (columns.double().square().sum(dim=0) * importance).sum()
 
 
 def parts_of_outputs(problem: LayerProblem) -> list[slice]:
