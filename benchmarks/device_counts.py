@@ -1,6 +1,6 @@
 """Work of a compression on an accelerator, counted on the simulated one of the tests.
 
-    python -m benchmarks.device_counts [--ratio 0.3] [--bits 4] [--model FOLDER] [--samples 256]
+    python -m benchmarks.device_counts [--ratio 0.3] [--bits 4] [--model FOLDER] [--samples 256] [--lines 12]
 
 For each target it prints what each stage launches, waits for and copies, its peak memory, waits per layer, and the
 lines of the library that launch and wait most often. No GPU is needed and no time is measured: counts are those of a
@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=_MODEL)
     parser.add_argument("--preset", default="fast")
     parser.add_argument("--samples", type=int, default=256, help="windows of calibration")
+    parser.add_argument("--lines", type=int, default=12, help="how many lines of the library to print")
     given = parser.parse_args()
     targets = {name: value for name in ("ratio", "bits") if (value := getattr(given, name)) is not None}
     simulated_device.install()
@@ -133,10 +134,10 @@ def main() -> None:
     for name, value in (targets or {"ratio": 0.3, "bits": 4.0}).items():
         settings = {name: value, "preset": given.preset, "calibration": {"samples": given.samples}}
         print(f"\n{given.model.name}, {name} {value:g}, {given.preset}:")
-        _print_counts(given.model, settings)
+        _print_counts(given.model, settings, given.lines)
 
 
-def _print_counts(model: Path, settings: Mapping[str, Any]) -> None:
+def _print_counts(model: Path, settings: Mapping[str, Any], lines: int) -> None:
     counter = _Counter()
     _waits.clear()
     _launches.clear()
@@ -154,7 +155,7 @@ def _print_counts(model: Path, settings: Mapping[str, Any]) -> None:
     print(f"{layers} layers: {operations / layers:,.0f} operations and {waits / layers:,.0f} waits per layer")
     for what, places in (("operations", _launches), ("waits", _waits)):
         print(f"most {what}:")
-        for place, count in places.most_common(12):
+        for place, count in places.most_common(lines):
             print(f"{count:8,} {place}")
     sys.stdout.flush()
 

@@ -38,7 +38,7 @@ _BITS_OF_A_TABLE_ENTRY = 3
 _FRAME_BYTES = 30
 # Bytes that one thread deflates; what ends a part takes 5 bytes.
 _PART = 32 * _DEFLATE_BLOCK
-_ZLIB_HEADER = b"\x78\xda"
+_ZLIB_HEADER = b"\x78\x01"
 
 
 def encode_codes(codes: Int8[Tensor, " n"]) -> UInt8[Tensor, " bytes"]:
@@ -91,7 +91,7 @@ def _expected_bytes(counts: Sequence[int]) -> dict[int, int]:
     sizes = [own[0], *(own[size] + own[-size] for size in range(1, LARGEST_CODE + 1))]
     found = {}
     for place, (number, most) in enumerate(_MAGNITUDES.items()):
-        blocks = -(-(-(-sum(own) // number)) // _DEFLATE_BLOCK)
+        blocks = math.ceil(math.ceil(sum(own) / number) / _DEFLATE_BLOCK)
         excess = sizes[most:] if sum(sizes[most:]) else []
         packed = counts[256 * place : 256 * (place + 1)]
         bits = _huffman_bits(packed, tables=blocks) + _huffman_bits(excess, tables=1)
@@ -158,7 +158,8 @@ def _arranged(codes: Int8[Tensor, " n"], number: int) -> tuple[bytes, bytes]:
     """Return codes, limited to the magnitude, `number` to a byte; and what the magnitude of limited codes exceeds."""
     most, sizes = _MAGNITUDES[number], codes.abs()
     packed, excess = _packed(_digits(codes, number), number), sizes[sizes >= most] - most
-    return packed.cpu().numpy().tobytes(), excess.cpu().numpy().tobytes()
+    both = torch.cat([packed, excess.view(torch.uint8)]).cpu().numpy().tobytes()
+    return both[: len(packed)], both[len(packed) :]
 
 
 def _deflated(packed: bytes, excess: bytes) -> bytes:

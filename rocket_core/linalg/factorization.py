@@ -148,7 +148,8 @@ class Factorization:
     def _explained(self, projection: Float[Tensor, "rank side"]) -> Float[Tensor, ""]:
         solved = torch.linalg.solve_triangular(self.cholesky, projection, upper=False)
         # Float32 sums of one row are accurate; the sum over rows would lose digits.
-        return torch.linalg.vecdot(solved, solved).sum(dtype=torch.float64)
+        explained: Tensor = torch.linalg.vecdot(solved, solved).sum(dtype=torch.float64)
+        return explained
 
 
 def prepare_layer(
@@ -177,6 +178,8 @@ def prepare_layer(
     if balance > 0:
         precise = weight.double() @ basis.directions.double()
         row_importance = row_importance * torch.linalg.vector_norm(precise, dim=0) ** balance
+    energies = [weight.square().sum(dtype=torch.float64), basis.singular_values.square().sum(dtype=torch.float64)]
+    weight_energy, whitened_energy = torch.stack(energies).tolist()
     # Stored with outputs as rows, so that selecting within a column reads contiguous memory.
     importance = (directions.abs() * row_importance.to(dtype)).contiguous().mT
     return PreparedLayer(
@@ -184,8 +187,8 @@ def prepare_layer(
         basis=Eigenbasis(directions=directions.contiguous(), singular_values=basis.singular_values.to(dtype)),
         importance=importance,
         settings=settings,
-        weight_energy=float(weight.square().sum(dtype=torch.float64)),
-        whitened_energy=float(basis.singular_values.square().sum(dtype=torch.float64)),
+        weight_energy=weight_energy,
+        whitened_energy=whitened_energy,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Float, Int8, Shaped
+from jaxtyping import Bool, Float, Int8, Shaped, UInt8
 from torch import Tensor
 
 from rocket_core.linalg.code_grids import Levels
@@ -89,9 +89,7 @@ class Scales:
 
 
 @lru_cache(_TABLES)
-def _table(
-    exponent: int, octave: int, bits: int, device: torch.device, dtype: torch.dtype
-) -> Float[Tensor, " scales"]:
+def _table(exponent: int, octave: int, bits: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, " scales"]:
     """Return all logarithmic scales, not computed on the device, as exp2 has other last bits on other devices."""
     magnitudes = [2.0 ** ((exponent - step) / octave) for step in range(2 ** (bits - 1))]
     signed = magnitudes + [-magnitude for magnitude in magnitudes]
@@ -106,11 +104,13 @@ class RoundedWeight:
         codes: see `CodeFormat.bits`.
         scales: a scale for each group and output.
         entropy_coded: whether codes are stored entropy coded instead of in a fixed number of bits each.
+        stream: the entropy-coded codes, on the CPU, if they have been coded.
     """
 
     codes: Int8[Tensor, "d_in d_out"]
     scales: Scales
     entropy_coded: bool = False
+    stream: UInt8[Tensor, " bytes"] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -192,7 +192,8 @@ def search_scales(
     least_part = _LEAST_PART * (1 - positive / half)
     signs = first.new_tensor([1.0] if positive else [1.0, -1.0])[:, None, None]
     steps = torch.arange(math.ceil(-math.log2(least_part) * tries) + 1, device=first.device, dtype=first.dtype)
-    for some in steps[:, None, None, None].split(max(1, _TRIED_AT_ONCE // (len(signs) * grouped.numel()))):
+    together = max(1, _TRIED_AT_ONCE // (len(signs) * grouped.numel()))
+    for some in torch.split(steps[:, None, None, None], together):
         scales = (unit * torch.exp2(-(first + some).clamp_max_(last) / tries) * signs).flatten(0, 1)
         parts = round_parts(grouped / scales[:, :, None], code_format).mul_(scales[:, :, None])
         errors = parts.sub_(grouped).square_().mul_(weights).sum(dim=2)

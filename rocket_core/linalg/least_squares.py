@@ -48,6 +48,11 @@ class UnitGram:
         return cls(matrix=(gram / lengths[:, None]).div_(lengths), lengths=lengths, fires=fires.to(gram.dtype))
 
     @cached_property
+    def all_fire(self) -> bool:
+        """Whether every input has a nonzero length."""
+        return bool(self.fires.all())
+
+    @cached_property
     def inverse(self) -> Float[Tensor, "n n"]:
         """The approximate inverse of the matrix; positive definite. Costs n³ in float64."""
         wide = self.matrix.double()
@@ -70,7 +75,7 @@ class UnitGram:
         if not factor_in_place(factor):
             return 0.0
         logarithms = 2 * factor.diagonal().double().log()
-        return math.exp(float(logarithms.sum()) / max(1.0, float(self.fires.sum())))
+        return math.exp(float(logarithms.sum() / self.fires.sum().double().clamp_min(1)))
 
     def resolvent(self, pull: float) -> Float[Tensor, "n n"]:
         """Return p(G + pI)⁻¹ for a pull p > 0, large enough for the sum to be invertible; costs n³.
@@ -187,7 +192,8 @@ def output_errors(gram: Float[Tensor, "d_in d_in"], removed: Float[Tensor, "d_in
 
 def inner_product(left: Float[Tensor, "rows n"], right: Float[Tensor, "rows n"]) -> Float[Tensor, ""]:
     """Return the sum of the products of all entries, within rows in the matrices' dtype and over rows in float64."""
-    return torch.linalg.vecdot(left, right).sum(dtype=torch.float64)
+    product: Tensor = torch.linalg.vecdot(left, right).sum(dtype=torch.float64)
+    return product
 
 
 def largest(scores: Float[Tensor, "rows columns"], count: int) -> Bool[Tensor, "rows columns"]:

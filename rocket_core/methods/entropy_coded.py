@@ -6,13 +6,14 @@ layer has at most that many.
 
 import itertools
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.candidates import Candidate
-from rocket_core.layers.code_stream import byte_counts, bytes_from_counts, coded_bytes, expected_bytes
+from rocket_core.layers.code_stream import byte_counts, bytes_from_counts, encode_codes, expected_bytes
 from rocket_core.linalg.entropy_rounding import (
     RateTarget,
     entropy_bits,
@@ -66,19 +67,19 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
         target = RateTarget.of(sample.weight, steps, sample.importance, multiple, largest=largest)
         rounded = round_for_rate(sample.weight, sample.gram, target)
         # What a GPU is waited for, at once.
-        squares = sample.squares_of(rounded)
-        found = torch.cat([squares, byte_counts(rounded.codes.T.reshape(-1)).to(squares)]).tolist()
-        squares, counts = found[:2], [int(count) for count in found[2:]]
-        size = math.ceil(bytes_from_counts(counts) * d_out / len(sample.outputs)) + scale_bytes
+        squares, counts = sample.squares_of(rounded), byte_counts(rounded.codes.T.reshape(-1))
+        error, distance, *found = torch.cat([squares, counts.to(squares)]).tolist()
+        occurring = [int(count) for count in found]
+        size = math.ceil(bytes_from_counts(occurring) * d_out / len(sample.outputs)) + scale_bytes
         candidates.append(
             Candidate(
                 kind="entropy_coded",
                 kept_parameters=d_in * d_out,
                 stored_bytes=max(size, fewest),
-                **sample.errors_from(squares),
+                **sample.errors_from([error, distance]),
             )
         )
-        if size <= fewest or counts[0] == rounded.codes.numel():
+        if size <= fewest or occurring[0] == rounded.codes.numel():
             break
     return [candidate for candidate in candidates if candidate.stored_bytes < d_in * d_out]
 
@@ -150,7 +151,10 @@ class _Search:
         target = RateTarget.of(self._weight, self._steps, self._importance, 2**octaves, like=codes)
         rounded = round_for_rate(self._weight, self._gram, target)
         rounded = improve_for_rate(self._weight, self._gram, rounded, target.worth, sweeps=sweeps)
-        return rounded, coded_bytes(rounded.codes) if sweeps else expected_bytes(rounded.codes)
+        if not sweeps:
+            return rounded, expected_bytes(rounded.codes)
+        stream = encode_codes(rounded.codes.T.reshape(-1))
+        return replace(rounded, stream=stream), len(stream)
 
 
 class _Root:

@@ -94,9 +94,7 @@ class SampledOutputs:
         )
 
 
-def squared_norm(
-    columns: Float[Tensor, "d_in outputs"], importance: Float[Tensor, " outputs"]
-) -> Float64[Tensor, ""]:
+def squared_norm(columns: Float[Tensor, "d_in outputs"], importance: Float[Tensor, " outputs"]) -> Float64[Tensor, ""]:
     """Return the squared norm of a matrix, given the importance of each column, on the device."""
     return (columns.double().square().sum(dim=0) * importance).sum()
 

@@ -81,11 +81,11 @@ def _measure(
     counts = stops if number == d_out else [max(1, stop * number // d_out) for stop in stops]
     paths = split_path(part, problem.prepared_gram().unit, counts)
     found = [torch.stack([pruned.errors.sum(), _energy(part - pruned.weight)]) for pruned in paths]
-    errors = np.array(torch.stack(found).tolist() if found else []).reshape(-1, 2)
+    *rows, wholes = torch.stack([*found, torch.stack([energies.sum(), _energy(weight)])]).tolist()
+    errors = np.array(rows).reshape(-1, 2)
     if number < d_out:
         errors *= _cut(weight, problem.gram().diagonal(), stops, sample)
-    wholes = np.array(torch.stack([energies.sum(), _energy(weight)]).tolist())
-    shares = np.divide(errors, wholes, out=np.zeros_like(errors), where=wholes > 0)
+    shares = np.divide(errors, wholes, out=np.zeros_like(errors), where=np.array(wholes) > 0)
     relative: Float64[np.ndarray, "stops 2"] = np.minimum(np.sqrt(shares), 1.0)
     return relative
 

@@ -331,7 +331,8 @@ def _run(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         _check(operator, operation, args, given, tensors)
         _count(operation, args, kwargs, tensors)
     if operation.name == "histc" and not tensors[0].is_floating_point():  # which the CPU lacks and CUDA has
-        return _run(operator, tensors[0].double(), *args[1:], **kwargs).to(tensors[0].dtype)
+        found = operator(_on_cpu(tensors[0]).double(), *args[1:], **kwargs)
+        return _on_device(found.to(tensors[0].dtype))
     aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def alias(tensor: torch.Tensor) -> torch.Tensor:
