@@ -28,6 +28,7 @@ from torch import Tensor
 
 from rocket_core.errors import CorruptCheckpointError, InvalidConfigError
 from rocket_core.linalg.kernels.rate import LARGEST_CODE, occurrences
+from rocket_core.system.devices import bytes_on_host
 
 _DAMAGED = "copy the files again"
 # Largest magnitude in a byte, by the number of codes in it: (2 · magnitude + 1)^number <= 256.
@@ -158,7 +159,7 @@ def _arranged(codes: Int8[Tensor, " n"], number: int) -> tuple[bytes, bytes]:
     """Return codes, limited to the magnitude, `number` to a byte; and what the magnitude of limited codes exceeds."""
     most, sizes = _MAGNITUDES[number], codes.abs()
     packed, excess = _packed(_digits(codes, number), number), sizes[sizes >= most] - most
-    both = torch.cat([packed, excess.view(torch.uint8)]).cpu().numpy().tobytes()
+    both = b"".join(bytes_on_host(torch.cat([packed, excess.view(torch.uint8)])))
     return both[: len(packed)], both[len(packed) :]
 
 

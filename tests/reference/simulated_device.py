@@ -129,6 +129,8 @@ class Memory:
 
 
 counts = Counts()
+listeners: list[Callable[[str, tuple[Any, ...]], None]] = []
+"""Functions that are given the name and the arguments of each operation."""
 memory = Memory()
 
 
@@ -457,6 +459,8 @@ def _delegated() -> Iterator[tuple[str, torch._ops.OpOverload]]:
 def _count(operation: _Operation, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
     name, base = operation.name, operation.base
     counts.launch(name)
+    for listener in listeners:
+        listener(name, args)
     counts.dtypes[name].update(tensor.dtype for tensor in tensors)
     if base in _WAITS or (base == "repeat_interleave" and kwargs.get("output_size") is None):
         counts.wait(name)
