@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -46,6 +47,8 @@ _PATH_CHOICES, _PATH_REFITS = 10, 3
 # Inputs from which on a layer is wide, and rough products suffice: in small layers single entries matter. On layers
 # with the shapes of a language model of 1 B parameters errors change by 3e-4 at most.
 _WIDE_FROM = 512
+# Scores that tell well enough which are the largest of all, except for the last choice of a support.
+_ORDERED = 2**18
 # Numbers of entries with the same pull, as its inverse costs n³.
 _COUNTS_PER_PULL = 4
 
@@ -204,7 +207,9 @@ class _Splitting:
                 scores = torch.square(self._both, out=self._scratch)
                 if not self._unit.all_fire:
                     scores.mul_(self._unit.fires)
-                torch.where(largest(scores, count), one, minus, out=self._signs)
+                exactly = turn + 1 == choices or scores.numel() <= 2 * _ORDERED
+                kept = largest(scores, count) if exactly else _about_largest(scores, count)
+                torch.where(kept, one, minus, out=self._signs)
 
     def rescale(self, factor: float) -> None:
         """Multiply U by the old pull over a new one, which keeps the force that it stands for."""
@@ -240,6 +245,18 @@ class _Splitting:
             self._both.addmm_(self._scratch, factor, alpha=-relaxation)
         else:
             self._both.sub_(multiply_roughly(self._scratch, factor), alpha=relaxation)
+
+
+def _about_largest(scores: Float[Tensor, "rows columns"], count: int) -> Bool[Tensor, "rows columns"]:
+    """Return a mask of about the `count` largest scores: those above what is largest in a sample."""
+    stride = scores.numel() // _ORDERED
+    while math.gcd(stride, scores.shape[1]) > 1:  # the sample is of all columns
+        stride += 1
+    sample = scores.flatten()[::stride]
+    place = min(len(sample) - 1, len(sample) * (scores.numel() - count) // scores.numel())
+    if sample.device.type == "cpu":
+        return scores >= float(np.partition(sample.numpy(), place)[place])
+    return scores >= sample.sort().values[place]
 
 
 def _target(weight: Float[Tensor, "d_in d_out"], unit: UnitGram) -> Float[Tensor, "d_out d_in"]:
