@@ -55,6 +55,8 @@ _CONSTANTS = (
 _FLOATS = {torch.float64: 0, torch.float32: 1}
 # Cholesky factors and triangular solutions reach this part of the speed of products (9 ms for 8,192 rows, H100).
 _FACTOR_SPEED = 0.4
+# Operations that sort, by passes that read and write keys and places.
+_SORTS, _SORTING_PASSES = {"argsort", "sort", "topk"}, 25
 # Bytes that a core deflates, and that are written to a disk, in a second; bytes that pinned memory is emptied of.
 _DEFLATED, _WRITTEN, _MOVED = 100e6, 1e9, 8e9
 
@@ -128,7 +130,9 @@ class _Meter(Observer):
         place = _FLOATS.get(tensors[0].dtype, 2) if tensors else 2
         for key, device in DEVICES.items():
             cause, seconds = "memory", self.divisor ** min(wide, 2) * size / device.memory
-            if "eigh" in name:
+            if name in _SORTS:
+                cause, seconds = "sorting", _SORTING_PASSES * seconds
+            elif "eigh" in name:
                 rows = self.divisor * tensors[0].shape[-1]
                 cause, seconds = "eigenvectors", max(device.eigh[place] * (rows / 8192) ** 3, device.eigh[2] * rows)
             elif product is not None:
