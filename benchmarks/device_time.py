@@ -12,11 +12,11 @@ and head are left out. Experts are extrapolated from few. `make bench-gpu` measu
 import argparse
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from unittest import mock
 
 import torch
@@ -25,6 +25,7 @@ from benchmarks.device_counts import round_as_on_gpus
 from benchmarks.scale.operations import FACTORIZATIONS, product_of, sides_of
 from benchmarks.scale.shapes import SIZES, ModelSize
 from benchmarks.scale.weights import make_model
+from rocket_core.calibration import grams
 from rocket_core.config import compression_config
 from rocket_core.layers import code_stream
 from rocket_core.linalg import integer_codes, pruning, rounding
@@ -37,21 +38,20 @@ _TOKENIZER = Path(__file__).parents[1] / "examples" / "tiny-llama"
 _DIVISORS = {"llama-3.3-70b": 16}
 _DIVISOR, _WINDOW, _WINDOWS, _VOCABULARY = 8, 1024, 8, 2048
 _EXPERTS = (4, 8)
-_CONSTANTS = (
-    # module, name, and the power of a length that it is
-    (rounding, "ROUNDING_BLOCK", 1),
-    (on_gpu, "_BLOCK", 1),
-    (pruning, "_WIDE_FROM", 1),
-    (sparse, "_SAMPLED_OUTPUTS", 1),
-    (sparse, "_ROUGHLY_SAMPLED", 1),
-    (sparse, "_MOST_SAMPLED", 2),
-    (sparse, "_ORDERED_SCORES", 2),
-    (sampled_outputs, "_SAMPLED_OUTPUTS", 1),
-    (sampled_outputs, "_MOST_SAMPLED", 1),
-    (sampled_outputs, "OUTPUTS_AT_ONCE", 1),
-    (layer_problem, "OUTPUTS_AT_ONCE", 1),
-    (integer_codes, "_TRIED_AT_ONCE", 2),
-)
+# Constants of the library by the power of a length that they are.
+_CONSTANTS: Mapping[int, Mapping[Any, Sequence[str]]] = {
+    1: {
+        rounding: ["ROUNDING_BLOCK"],
+        on_gpu: ["_BLOCK"],
+        pruning: ["_WIDE_FROM"],
+        sparse: ["_SAMPLED_OUTPUTS", "_ROUGHLY_SAMPLED"],
+        sampled_outputs: ["_SAMPLED_OUTPUTS", "_MOST_SAMPLED", "OUTPUTS_AT_ONCE"],
+        layer_problem: ["OUTPUTS_AT_ONCE"],
+    },
+    2: {sparse: ["_MOST_SAMPLED", "_ORDERED_SCORES"], pruning: ["_ORDERED"], integer_codes: ["_TRIED_AT_ONCE"]},
+}
+# Seconds by device and stage, and by cause.
+_Seconds: TypeAlias = Mapping[tuple[str, str], Mapping[str, float]]
 _FLOATS = {torch.float64: 0, torch.float32: 1}
 # Cholesky factors and triangular solutions reach this part of the speed of products (9 ms for 8,192 rows, H100).
 _FACTOR_SPEED = 0.4
@@ -66,7 +66,7 @@ class Device:
     """Speeds of a GPU and of its host.
 
     Attributes:
-        products: operations of products in a second: in float64, float32, and narrower dtypes.
+        products: operations of products in a second: in float64, float32, narrower dtypes, and float32 that is rounded.
         memory: bytes of its memory read or written in a second.
         up, down: bytes copied to the device from pageable memory, and from it to pinned memory.
         eigh: seconds for eigenvectors of 8,192 rows in float64 and float32, which are cubic in rows; of a row at least.
@@ -75,7 +75,7 @@ class Device:
         launch, wait: seconds of the host for an operation, and for a value that it asks for.
     """
 
-    products: tuple[float, float, float]
+    products: tuple[float, float, float, float]
     memory: float
     up: float
     down: float
@@ -88,23 +88,33 @@ class Device:
 
 DEVICES = {
     # Measured, but for the kernel, eigenvectors in float64 and of few rows, and the bandwidth, which NVIDIA states.
-    "H100": Device(products=(59e12, 51e12, 782e12), memory=3.35e12, up=14e9, down=54e9, eigh=(1.1, 0.57, 25e-6)),
+    "H100": Device(
+        products=(59e12, 51e12, 782e12, 406e12), memory=3.35e12, up=14e9, down=54e9, eigh=(1.1, 0.57, 25e-6)
+    ),
     # Stated (NVIDIA, "Ada GPU architecture", 2023, table of the RTX 4090, dense); PCIe 4; eigenvectors by bandwidth.
     "RTX 4090": Device(
-        products=(1.29e12, 82.6e12, 165e12), memory=1.008e12, up=12e9, down=24e9, eigh=(6.0, 1.9, 25e-6)
+        products=(1.29e12, 82.6e12, 165e12, 82.6e12), memory=1.008e12, up=12e9, down=24e9, eigh=(6.0, 1.9, 25e-6)
     ),
 }
 
 
 @dataclass(kw_only=True)
 class _Meter(Observer):
-    """Seconds by device, stage and cause."""
+    """What was counted so far, in seconds."""
 
     divisor: int
     seconds: dict[tuple[str, str], dict[str, float]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(float))
     )
     stage: str = "preflight"
+    rounds: bool = False
+
+    @contextmanager
+    def rough_products(self, _device: torch.device) -> Iterator[None]:
+        """Note that float32 products are rounded."""
+        self.rounds = True
+        yield
+        self.rounds = False
 
     def on_progress(self, progress: Progress) -> None:
         """Charge waits and copies to the stage that they belonged to."""
@@ -136,7 +146,8 @@ class _Meter(Observer):
                 rows = self.divisor * tensors[0].shape[-1]
                 cause, seconds = "eigenvectors", max(device.eigh[place] * (rows / 8192) ** 3, device.eigh[2] * rows)
             elif product is not None:
-                cause, seconds = "products", self.divisor**3 * product.operations / device.products[place]
+                own = 3 if self.rounds and place == 1 else place
+                cause, seconds = "products", self.divisor**3 * product.operations / device.products[own]
             elif name in FACTORIZATIONS:
                 operations = self.divisor**3 * FACTORIZATIONS[name](*sides_of(args))
                 cause, seconds = "factors", operations / _FACTOR_SPEED / device.products[place]
@@ -165,26 +176,25 @@ def main() -> None:
     for model in given.model or ["llama-3.2-1b", "qwen3-8b", "qwen3-30b-a3b", "llama-3.3-70b"]:
         size, divisor = SIZES[model], _DIVISORS.get(model, _DIVISOR)
         for target in given.target or ["ratio=0.5", "bits=4"]:
-            if "num_experts" in size.settings:
-                few, more = (_seconds(size.with_experts(count), target, divisor) for count in _EXPERTS)
-                times = (int(size.settings["num_experts"]) - _EXPERTS[0]) / (_EXPERTS[1] - _EXPERTS[0])
-                found = {
-                    key: {
-                        cause: few[key].get(cause, 0) + times * (value - few[key].get(cause, 0))
-                        for cause, value in more[key].items()
-                    }
-                    for key in more
-                }
-            else:
-                found = _seconds(size, target, divisor)
+            found = _seconds(size, target, divisor)
             _print(size, target, found)
 
 
-def _seconds(size: ModelSize, target: str, divisor: int) -> Mapping[tuple[str, str], Mapping[str, float]]:
-    """Return the seconds of one block by device and stage, and by cause."""
+def _seconds(size: ModelSize, target: str, divisor: int) -> _Seconds:
+    """Return the seconds of one block."""
+    experts = int(size.settings.get("num_experts", 0))
+    if experts > max(_EXPERTS):
+        few, more = (_seconds(size.with_experts(count), target, divisor) for count in _EXPERTS)
+        times = (experts - _EXPERTS[0]) / (_EXPERTS[1] - _EXPERTS[0])
+        return {
+            key: {
+                cause: few[key].get(cause, 0) + times * (value - few[key].get(cause, 0)) for cause, value in own.items()
+            }
+            for key, own in more.items()
+        }
     lengths = {"hidden_size", "intermediate_size", "moe_intermediate_size", "head_dim"}
     divided = {name: value // divisor if name in lengths else value for name, value in size.settings.items()}
-    meter, (name, _, value) = _Meter(divisor=divisor), target.partition("=")
+    meter, (kind, _, value) = _Meter(divisor=divisor), target.partition("=")
     calibration = {"samples": _WINDOWS, "sequence_length": _WINDOW // divisor}
     deflate = code_stream._deflated
 
@@ -193,13 +203,16 @@ def _seconds(size: ModelSize, target: str, divisor: int) -> Mapping[tuple[str, s
         return deflate(packed, excess)
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        for module, constant, power in _CONSTANTS:
-            stack.enter_context(mock.patch.object(module, constant, getattr(module, constant) // divisor**power))
+        for power, modules in _CONSTANTS.items():
+            for module, name in ((module, name) for module, names in modules.items() for name in names):
+                stack.enter_context(mock.patch.object(module, name, getattr(module, name) // divisor**power))
         stack.enter_context(mock.patch.object(code_stream, "_deflated", deflated))
+        for module in (pruning, grams):
+            stack.enter_context(mock.patch.object(module, "rough_products", meter.rough_products))
         model = make_model(
             replace(size, settings=divided), _TOKENIZER, Path(folder) / "model", blocks=1, vocabulary=_VOCABULARY
         )
-        settings = {name: float(value), "calibration": calibration, "device": simulated_device.NAME}
+        settings = {kind: float(value), "calibration": calibration, "device": simulated_device.NAME}
         simulated_device.counts.clear()
         simulated_device.listeners.append(meter.launched)
         compress(str(model), Path(folder) / "out", compression_config(**settings, preset="fast"), observer=meter)
@@ -208,7 +221,7 @@ def _seconds(size: ModelSize, target: str, divisor: int) -> Mapping[tuple[str, s
     return meter.seconds
 
 
-def _print(size: ModelSize, target: str, found: Mapping[tuple[str, str], Mapping[str, float]]) -> None:
+def _print(size: ModelSize, target: str, found: _Seconds) -> None:
     print(f"\n{size.name}, {target}, a block of {size.blocks}:")
     for name in DEVICES:
         total = 0.0

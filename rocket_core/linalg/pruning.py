@@ -6,6 +6,7 @@ Pure functions of tensors. A pruned layer stores its nonzero entries and one bit
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rocket_core.linalg.least_squares import UnitGram, descend, inner_product, largest
-from rocket_core.linalg.rough_products import multiply_roughly, rough_factor
+from rocket_core.linalg.rough_products import multiply_roughly, rough_factor, rough_products
 
 # Allowed excess of the error over the minimum on a support, relative to the minimum. Intermediate steps need no high
 # accuracy, as they only score which entries to remove next, and the bound is loose: most errors are within a hundredth.
@@ -196,12 +197,14 @@ class _Splitting:
             choices: iterations that choose a new support.
             refits: iterations that only refit its values.
         """
-        factor = rough_factor(half_reflection) if len(half_reflection) >= _WIDE_FROM else half_reflection
+        wide = len(half_reflection) >= _WIDE_FROM
+        factor = rough_factor(half_reflection) if wide else half_reflection
         one, minus = self._signs.new_tensor([1.0, -1.0])
         last = choices + refits - 1
         for turn in range(last + 1):
             if self._started:
-                self._step(factor, _RELAXATION if choices <= turn < last else 1.0)
+                with rough_products(factor.device) if wide else nullcontext():
+                    self._step(factor, _RELAXATION if choices <= turn < last else 1.0)
             self._started = True
             if turn < choices:
                 scores = torch.square(self._both, out=self._scratch)
