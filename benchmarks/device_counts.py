@@ -1,10 +1,11 @@
 """Work of a compression on an accelerator, counted on the simulated one of the tests.
 
-    python -m benchmarks.device_counts [--ratio 0.3] [--bits 4] [--model FOLDER] [--samples 256]
+    python -m benchmarks.device_counts [--ratio 0.3] [--bits 4] [--model FOLDER] [--samples 256] [--lines 12]
 
 For each target it prints what each stage launches, waits for and copies, its peak memory, waits per layer, and the
-lines of the library that wait most often. No GPU is needed and no time is measured: counts are those of a GPU but for
-attention, which runs as several operations instead of one.
+lines of the library that launch and wait most often. No GPU is needed and no time is measured: counts are those of a
+GPU but for attention, which runs as several operations instead of one. Rounding runs as on GPUs: each launch of one of
+the kernels in Triton counts as one operation, whose result is computed by the loops for CPUs.
 """
 
 import argparse
@@ -16,8 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rocket_core.config import compression_config
+from rocket_core.linalg import kernels
+from rocket_core.linalg.code_grids import Levels
+from rocket_core.linalg.kernels import on_cpu, on_gpu
+from rocket_core.linalg.kernels.rate import Rate
 from rocket_core.pipeline import Observer, Progress, compress
 from tests.reference import simulated_device
 
@@ -74,12 +80,41 @@ class _Counter(Observer):
         stage.to_host += counts.copies["device to host"]
         stage.bytes_to_host += counts.copied_bytes["device to host"]
         stage.peak = max(stage.peak, memory.peak)
-        _places.update(counts.places)
+        _waits.update(counts.places)
+        _launches.update(counts.lines)
         counts.clear()
         memory.peak = memory.allocated
 
 
-_places = simulated_device.Counts().places
+_waits = simulated_device.Counts().places
+_launches = simulated_device.Counts().lines
+
+
+def round_as_on_gpus() -> None:
+    """Let the simulated device round by the code for GPUs, without Triton."""
+    kernels.GPUS.add(simulated_device.NAME)
+    on_gpu._launch = _launch
+
+
+def _launch(
+    rows: Tensor, codes: Tensor, out: Tensor, matrix: Tensor, steps: Tensor, choice: Any, *, descends: bool
+) -> None:
+    """Compute what a kernel in Triton computes."""
+    simulated_device.counts.launch("kernel in Triton")
+    given = (rows, codes, out, matrix, steps, choice.table, choice.lengths, choice.worth)
+    rows, codes, out, matrix, steps, table, lengths, worth = map(simulated_device._on_cpu, given)
+    levels = Levels(
+        least=int(choice.least),
+        largest=int(choice.largest),
+        table=tuple(table.tolist()) if choice.levels else None,
+    )
+    rate = Rate(lengths=lengths, worth=worth) if choice.rated else None
+    if descends:
+        before = codes.clone()
+        on_cpu.descend(codes, rows.clone(), matrix, steps, torch.arange(len(codes)), levels, rate, 1)
+        torch.mul(codes - before, steps, out=out)
+    else:
+        out.copy_(on_cpu.round_block(rows, codes, matrix, steps, levels, rate))
 
 
 def main() -> None:
@@ -90,19 +125,22 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=_MODEL)
     parser.add_argument("--preset", default="fast")
     parser.add_argument("--samples", type=int, default=256, help="windows of calibration")
+    parser.add_argument("--lines", type=int, default=12, help="how many lines of the library to print")
     given = parser.parse_args()
     targets = {name: value for name in ("ratio", "bits") if (value := getattr(given, name)) is not None}
     simulated_device.install()
+    round_as_on_gpus()
     torch.set_num_threads(1)
     for name, value in (targets or {"ratio": 0.3, "bits": 4.0}).items():
         settings = {name: value, "preset": given.preset, "calibration": {"samples": given.samples}}
         print(f"\n{given.model.name}, {name} {value:g}, {given.preset}:")
-        _print_counts(given.model, settings)
+        _print_counts(given.model, settings, given.lines)
 
 
-def _print_counts(model: Path, settings: Mapping[str, Any]) -> None:
+def _print_counts(model: Path, settings: Mapping[str, Any], lines: int) -> None:
     counter = _Counter()
-    _places.clear()
+    _waits.clear()
+    _launches.clear()
     with tempfile.TemporaryDirectory() as folder:
         config = compression_config(**settings, device=simulated_device.NAME)
         report = compress(str(model), Path(folder) / "out", config, observer=counter)
@@ -115,8 +153,10 @@ def _print_counts(model: Path, settings: Mapping[str, Any]) -> None:
     stages = counter.stages.values()
     waits, operations = (sum(getattr(stage, name) for stage in stages) for name in ("waits", "operations"))
     print(f"{layers} layers: {operations / layers:,.0f} operations and {waits / layers:,.0f} waits per layer")
-    for place, count in _places.most_common(12):
-        print(f"{count:8,} {place}")
+    for what, places in (("operations", _launches), ("waits", _waits)):
+        print(f"most {what}:")
+        for place, count in places.most_common(lines):
+            print(f"{count:8,} {place}")
     sys.stdout.flush()
 
 

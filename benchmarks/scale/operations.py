@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Factorizations are counted with the leading terms of the usual algorithms.
-_FACTORIZATIONS: Mapping[str, Callable[..., float]] = {
+FACTORIZATIONS: Mapping[str, Callable[..., float]] = {
     "linalg_cholesky_ex": lambda n, _m: n**3 / 3,
     "cholesky_inverse": lambda n, _m: 2 * n**3 / 3,
     "linalg_inv_ex": lambda n, _m: 2 * n**3,
@@ -22,6 +21,7 @@ _FACTORIZATIONS: Mapping[str, Callable[..., float]] = {
     "_cholesky_solve_helper": lambda n, m: 2 * n**2 * m,
     "_linalg_solve_ex": lambda n, m: 2 * n**3 / 3 + 2 * n**2 * m,
 }
+"""Operations of factorizations by name, given both sides, with the leading terms of the usual algorithms."""
 # Share of the time of products whose rate is compared with that of `torch.mm`.
 _COMPARED = 0.95
 _LEAST_SECONDS = 0.3
@@ -84,13 +84,13 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch d
         result = func(*args, **(kwargs or {}))
         seconds = self._clock() - began
         name = func.overloadpacket.__name__
-        product = _product(name, args)
+        product = product_of(name, args)
         if product is not None:
             self.products[self.stage, product].add(product.operations, seconds)
-        elif name in _FACTORIZATIONS:
-            n, m = _sides(args)
+        elif name in FACTORIZATIONS:
+            n, m = sides_of(args)
             self.factorizations[self.stage, f"{name} {n} x {m} {args[0].dtype}"].add(
-                _FACTORIZATIONS[name](n, m), seconds
+                FACTORIZATIONS[name](n, m), seconds
             )
         else:
             self.others[self.stage, name].add(0.0, seconds)
@@ -109,7 +109,8 @@ def clock_of(device: torch.device) -> Callable[[], float]:
     return waited
 
 
-def _product(name: str, args: tuple[Any, ...]) -> Product | None:
+def product_of(name: str, args: tuple[Any, ...]) -> Product | None:
+    """Return the shapes of an operation, given its name and arguments; None if it is not a product of matrices."""
     if name in {"mm", "bmm", "mv"}:
         left, right = args[:2]
     elif name in {"addmm", "addmm_", "baddbmm", "addmv"}:
@@ -126,7 +127,8 @@ def _product(name: str, args: tuple[Any, ...]) -> Product | None:
     return Product(count, left.shape[-2], left.shape[-1], columns, left.dtype)
 
 
-def _sides(args: tuple[Any, ...]) -> tuple[int, int]:
+def sides_of(args: tuple[Any, ...]) -> tuple[int, int]:
+    """Return the smallest and the largest side of an operation's matrices."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     sizes = [size for tensor in tensors for size in tensor.shape[-2:]]
     return min(sizes), max(sizes)

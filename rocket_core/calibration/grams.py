@@ -233,7 +233,7 @@ def _root(weights: Float[Tensor, " tokens"] | None, dtype: torch.dtype) -> Float
 def _product(rows: Float[Tensor, "rows features"], dtype: torch.dtype) -> Float[Tensor, "features features"]:
     """Return the Gram matrix of rows that have been converted from a dtype."""
     if dtype == torch.bfloat16:
-        with rough_products():  # Exact, as the factors need not be rounded.
+        with rough_products(rows.device):  # Exact, as the factors need not be rounded.
             return rows.mT @ rows
     return rows.mT @ rows
 

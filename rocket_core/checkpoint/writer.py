@@ -14,6 +14,7 @@ import torch
 from rocket_core.checkpoint.reader import DTYPES, TensorEntry
 from rocket_core.inspection.files.safetensors_headers import INDEX_NAME
 from rocket_core.inspection.headers.header_size import ALIGNMENT, METADATA
+from rocket_core.system.devices import bytes_on_host
 from rocket_core.system.files import Opener, atomic_write
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -49,9 +50,9 @@ def plan_tensor(key: str, dtype: torch.dtype, shape: Sequence[int], make: Callab
     """
 
     def chunks() -> Iterator[bytes]:
-        tensor = make().detach().to("cpu", dtype).contiguous()
+        tensor = make().detach().to(dtype).contiguous()
         assert tuple(tensor.shape) == tuple(shape), (key, tensor.shape, shape)
-        yield tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        yield from bytes_on_host(tensor.flatten().view(torch.uint8))
 
     nbytes = math.prod(shape) * dtype.itemsize
     return TensorPlan(key=key, dtype=_DTYPE_NAMES[dtype], shape=tuple(shape), nbytes=nbytes, chunks=chunks)

@@ -347,7 +347,7 @@ def _statistics_disk(model: ModelShape, work: Workload) -> int:
     if not config.sequential:  # sequential compression computes its own statistics, layer by layer
         shapes = [shape for block in model.layers for shape in block]
         kept = sum(min(shape) * (shape[1] * work.itemsize + _FLOAT64) for shape in shapes)
-        kept += sum(d_in**2 * _FLOAT64 for d_in, _ in shapes) if work.input_grams else 0
+        kept += sum(d_in**2 * work.itemsize for d_in, _ in shapes) if work.input_grams else 0
     states = 0
     if config.measures_sensitivities:
         windows = config.gradient_windows(work.windows)

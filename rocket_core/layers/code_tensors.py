@@ -26,12 +26,11 @@ def pack_codes(rounded: RoundedWeight) -> dict[str, Tensor]:
     """
     code_format = rounded.scales.format
     codes = rounded.codes.T.reshape(-1)
-    return {
-        "weight": encode_codes(codes).to(codes.device)
-        if rounded.entropy_coded
-        else pack_integers(codes.view(torch.uint8) + 2 ** (code_format.bits - 1), code_format.bits),
-        "weight_scale": pack_scales(rounded.scales),
-    }
+    if not rounded.entropy_coded:
+        weight = pack_integers(codes.view(torch.uint8) + 2 ** (code_format.bits - 1), code_format.bits)
+    else:
+        weight = encode_codes(codes) if rounded.stream is None else rounded.stream
+    return {"weight": weight, "weight_scale": pack_scales(rounded.scales)}
 
 
 def pack_scales(scales: Scales) -> UInt8[Tensor, " scale_bytes"]:

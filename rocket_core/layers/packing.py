@@ -57,8 +57,14 @@ def pack_coefficients(
     stored = support.T.contiguous()
     values = rows[stored]
     assert torch.count_nonzero(values) == torch.count_nonzero(coefficients), "a coefficient is outside the support"
-    bits = np.packbits(stored.cpu().numpy(), axis=1, bitorder="little")
-    return PackedCoefficients(values=values, mask=torch.from_numpy(bits).to(coefficients.device))
+    return PackedCoefficients(values=values, mask=_pack_bits(stored))
+
+
+def _pack_bits(stored: Bool[Tensor, "d_out rank"]) -> UInt8[Tensor, "d_out bytes"]:
+    if stored.device.type == "cpu":
+        return torch.from_numpy(np.packbits(stored.numpy(), axis=1, bitorder="little"))
+    bits = torch.nn.functional.pad(stored.view(torch.uint8), (0, -stored.shape[1] % 8)).view(len(stored), -1, 8)
+    return (bits << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(dim=-1, dtype=torch.uint8)
 
 
 def unpack_coefficients(

@@ -10,6 +10,7 @@ References:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +19,9 @@ from torch import Tensor
 
 from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, exponent_above
-from rocket_core.linalg.kernels.rate import LARGEST_CODE, Rate
+from rocket_core.linalg.kernels.rate import LARGEST_CODE, Rate, occurrences
 from rocket_core.linalg.rounding import RoundingGram, descend, gptq
-from rocket_core.sizes.code_format import coded_format
+from rocket_core.sizes.code_format import CodeFormat, coded_format
 
 # Error that a bit is worth, as a part of the squared step: the slope of the curve at high rate.
 _BIT_WORTH = math.log(2) / 6
@@ -46,7 +47,9 @@ def relative_steps(gram: RoundingGram, importance: Float[Tensor, " d_out"]) -> F
     return (pivot * importance.double().rsqrt()).to(gram.matrix.dtype)
 
 
-def scales_for(weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, " d_out"]) -> Scales:
+def scales_for(
+    weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, " d_out"], largest: float | None = None
+) -> Scales:
     """Return steps as scales that can be stored, on a logarithmic grid, and large enough for each output's weights.
 
     Whether a step is rounded up or down also depends on its place, so that equal steps do not all change at once: the
@@ -55,13 +58,30 @@ def scales_for(weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, " d_out
     Args:
         weight: W.
         steps: step of each output, > 0.
+        largest: what `largest_scales` returns for these steps, if it is known.
     """
     code_format = coded_format(len(weight))
-    places = torch.arange(len(steps), device=steps.device, dtype=torch.float64)
-    shift = torch.exp2(((places * _GOLDEN_RATIO) % 1 - 0.5) / code_format.steps_per_octave)
-    spread = torch.maximum(steps, weight.abs().amax(dim=0) / _REACH) * shift.to(steps.dtype)
-    exponent = exponent_above(float(spread.max()), code_format)
+    spread = _spread(weight, steps, code_format)
+    exponent = exponent_above(float(spread.max()) if largest is None else largest, code_format)
     return Scales.nearest(spread[None], exponent, code_format)
+
+
+def largest_scales(
+    weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, " d_out"], multiples: Sequence[float]
+) -> list[float]:
+    """Return the largest scale for each of several multiples of the steps, for which a GPU is waited for once."""
+    several = steps.new_tensor(multiples)[:, None] * steps
+    found: list[float] = _spread(weight, several, coded_format(len(weight))).amax(dim=1).tolist()
+    return found
+
+
+def _spread(
+    weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, "*several d_out"], code_format: CodeFormat
+) -> Float[Tensor, "*several d_out"]:
+    """Return steps that are large enough, each multiplied by a part of a step between two scales."""
+    places = torch.arange(steps.shape[-1], device=steps.device, dtype=torch.float64)
+    shift = torch.exp2(((places * _GOLDEN_RATIO) % 1 - 0.5) / code_format.steps_per_octave)
+    return torch.maximum(steps, weight.abs().amax(dim=0) / _REACH) * shift.to(steps.dtype)
 
 
 def code_lengths(codes: Tensor) -> Float[Tensor, "255"]:
@@ -70,17 +90,17 @@ def code_lengths(codes: Tensor) -> Float[Tensor, "255"]:
     return -(counts / counts.sum()).log2()
 
 
-def entropy_bits(codes: Tensor) -> float:
-    """Return the entropy of codes, in bits per code."""
+def entropy_bits(codes: Tensor) -> Float[Tensor, ""]:
+    """Return the entropy of codes, in bits per code, on their device."""
     counts = _counts(codes)
-    parts = counts[counts > 0] / counts.sum()
-    return float(-(parts * parts.log2()).sum())
+    parts = counts / counts.sum()
+    return -torch.where(counts > 0, parts * parts.log2(), 0).sum()
 
 
 def _counts(codes: Tensor) -> Float[Tensor, "255"]:
     """Return how often each code from -127 to 127 occurs."""
-    index = (codes.reshape(-1).to(torch.int16) + LARGEST_CODE).long()
-    return torch.bincount(index, minlength=2 * LARGEST_CODE + 1).double()
+    counts = occurrences(codes.to(torch.int8).reshape(-1).view(torch.uint8), 256)
+    return torch.cat([counts[-LARGEST_CODE:], counts[: LARGEST_CODE + 1]]).double()
 
 
 def round_each(weight: Float[Tensor, "d_in d_out"], scales: Scales) -> RoundedWeight:
@@ -111,6 +131,7 @@ class RateTarget:
         importance: Float[Tensor, " d_out"],
         c: float,
         like: Tensor | None = None,
+        largest: float | None = None,
     ) -> "RateTarget":
         """Return the target for a multiple of the relative steps.
 
@@ -120,8 +141,9 @@ class RateTarget:
             importance: weight of each output's squared error, > 0.
             c: the multiple.
             like: codes with about the distribution that will result; those of rounding every entry by itself if None.
+            largest: see `scales_for`.
         """
-        scales = scales_for(weight, c * steps)
+        scales = scales_for(weight, c * steps, largest)
         codes = round_each(weight, scales).codes if like is None else like
         return cls(scales=scales, lengths=code_lengths(codes), worth=bit_worth(importance, c).to(weight.dtype))
 

@@ -117,7 +117,7 @@ class Factorization:
         if self.layer.settings.metric != "frobenius":
             return weight_distance(self.layer.weight, self.dictionary() @ self.coefficients, self.layer.settings.metric)
         explained = self._explained(self.coefficients @ self.layer.weight_core.mT)
-        return _relative_error(self.layer.weight_energy - explained, self.layer.weight_energy)
+        return _relative_error(self.layer.weight_energy - float(explained), self.layer.weight_energy)
 
     def reconstruction_error(self) -> float:
         """Return the relative error ‖S(W - DC)‖ / ‖SW‖ of the layer's output over the calibration tokens.
@@ -132,8 +132,9 @@ class Factorization:
             removed[:, : self.rank] = 0
         else:
             removed[:, : self.rank].masked_fill_(self.support.mT, 0)
-        residual = float(removed.square().sum(dim=0).sum(dtype=torch.float64))
-        return _relative_error(residual - self._explained(self.coefficients @ removed), self.layer.whitened_energy)
+        residual = removed.square().sum(dim=0).sum(dtype=torch.float64)
+        left = residual - self._explained(self.coefficients @ removed)
+        return _relative_error(float(left), self.layer.whitened_energy)
 
     def whitened_dictionary(self) -> Float[Tensor, "m rank"]:
         """Return the whitened dictionary, in the coordinates of SW's left singular vectors."""
@@ -144,10 +145,11 @@ class Factorization:
         removed = self.layer.whitened - self.whitened_dictionary() @ self.coefficients
         return removed.square().sum(dim=0, dtype=torch.float64)
 
-    def _explained(self, projection: Float[Tensor, "rank side"]) -> float:
+    def _explained(self, projection: Float[Tensor, "rank side"]) -> Float[Tensor, ""]:
         solved = torch.linalg.solve_triangular(self.cholesky, projection, upper=False)
         # Float32 sums of one row are accurate; the sum over rows would lose digits.
-        return float(torch.linalg.vecdot(solved, solved).sum(dtype=torch.float64))
+        explained: Tensor = torch.linalg.vecdot(solved, solved).sum(dtype=torch.float64)
+        return explained
 
 
 def prepare_layer(
@@ -176,6 +178,8 @@ def prepare_layer(
     if balance > 0:
         precise = weight.double() @ basis.directions.double()
         row_importance = row_importance * torch.linalg.vector_norm(precise, dim=0) ** balance
+    energies = [weight.square().sum(dtype=torch.float64), basis.singular_values.square().sum(dtype=torch.float64)]
+    weight_energy, whitened_energy = torch.stack(energies).tolist()
     # Stored with outputs as rows, so that selecting within a column reads contiguous memory.
     importance = (directions.abs() * row_importance.to(dtype)).contiguous().mT
     return PreparedLayer(
@@ -183,8 +187,8 @@ def prepare_layer(
         basis=Eigenbasis(directions=directions.contiguous(), singular_values=basis.singular_values.to(dtype)),
         importance=importance,
         settings=settings,
-        weight_energy=float(weight.square().sum(dtype=torch.float64)),
-        whitened_energy=float(basis.singular_values.square().sum(dtype=torch.float64)),
+        weight_energy=weight_energy,
+        whitened_energy=whitened_energy,
     )
 
 

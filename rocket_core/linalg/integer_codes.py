@@ -3,9 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Float, Int8, Shaped
+from jaxtyping import Bool, Float, Int8, Shaped, UInt8
 from torch import Tensor
 
 from rocket_core.linalg.code_grids import Levels
@@ -15,6 +16,10 @@ from rocket_core.sizes.code_format import CodeFormat
 _LEAST_PART = 0.4
 # Scales in float16 that the search tries per octave.
 _TRIES_PER_OCTAVE = 16
+# Numbers that are rounded at once to several scales, as small layers take no longer with many than with few.
+_TRIED_AT_ONCE = 2**18
+# Tables of scales that are kept.
+_TABLES = 256
 # The smallest part of a unit in float16.
 _LEAST_HALF = 2.0**-24
 
@@ -62,10 +67,7 @@ class Scales:
         if bits == 16:
             exact = torch.float64 if dtype == torch.float64 else torch.float32
             return (2.0**self.exponent * self.codes.to(exact)).to(dtype)
-        # From a table, as exp2 has other last bits on other devices.
-        magnitudes = [2.0 ** ((self.exponent - step) / octave) for step in range(2 ** (bits - 1))]
-        signed = magnitudes + [-magnitude for magnitude in magnitudes]
-        return torch.tensor(signed, dtype=torch.float64).to(self.codes.device, dtype)[self.codes.long()]
+        return _table(self.exponent, octave, bits, self.codes.device, dtype)[self.codes.int()]
 
     def by_input(self, d_in: int, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
         """Return the scale of every entry of the weight."""
@@ -86,6 +88,14 @@ class Scales:
         return RoundedWeight(codes=codes, scales=self)
 
 
+@lru_cache(_TABLES)
+def _table(exponent: int, octave: int, bits: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, " scales"]:
+    """Return all logarithmic scales, not computed on the device, as exp2 has other last bits on other devices."""
+    magnitudes = [2.0 ** ((exponent - step) / octave) for step in range(2 ** (bits - 1))]
+    signed = magnitudes + [-magnitude for magnitude in magnitudes]
+    return torch.tensor(signed, dtype=torch.float64).to(device, dtype)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundedWeight:
     """A weight W̃_ij = scale_gj · code_ij, where g is the group of input i.
@@ -94,11 +104,13 @@ class RoundedWeight:
         codes: see `CodeFormat.bits`.
         scales: a scale for each group and output.
         entropy_coded: whether codes are stored entropy coded instead of in a fixed number of bits each.
+        stream: the entropy-coded codes, on the CPU, if they have been coded.
     """
 
     codes: Int8[Tensor, "d_in d_out"]
     scales: Scales
     entropy_coded: bool = False
+    stream: UInt8[Tensor, " bytes"] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -178,14 +190,16 @@ def search_scales(
     least = torch.full_like(largest, math.inf)
     best = torch.full_like(largest, unit)
     least_part = _LEAST_PART * (1 - positive / half)
-    for step in range(math.ceil(-math.log2(least_part) * tries) + 1):
-        magnitude = unit * torch.exp2(-(first + step).clamp_max_(last) / tries)
-        for scale in (magnitude,) if positive else (magnitude, -magnitude):
-            error = round_parts(grouped / scale[:, None], code_format).mul_(scale[:, None]).sub_(grouped).square_()
-            error = error.mul_(weights).sum(dim=1)
-            better = error < least
-            least = torch.where(better, error, least)
-            best = torch.where(better, scale, best)
+    signs = first.new_tensor([1.0] if positive else [1.0, -1.0])[:, None, None]
+    steps = torch.arange(math.ceil(-math.log2(least_part) * tries) + 1, device=first.device, dtype=first.dtype)
+    together = max(1, _TRIED_AT_ONCE // (len(signs) * grouped.numel()))
+    for some in torch.split(steps[:, None, None, None], together):
+        scales = (unit * torch.exp2(-(first + some).clamp_max_(last) / tries) * signs).flatten(0, 1)
+        parts = round_parts(grouped / scales[:, :, None], code_format).mul_(scales[:, :, None])
+        errors = parts.sub_(grouped).square_().mul_(weights).sum(dim=2)
+        place = errors.argmin(dim=0, keepdim=True)  # the first of equal ones
+        error, scale = errors.gather(0, place)[0], scales.gather(0, place)[0]
+        best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
     return Scales.nearest(best, exponent, code_format)
 
 

@@ -48,6 +48,11 @@ class UnitGram:
         return cls(matrix=(gram / lengths[:, None]).div_(lengths), lengths=lengths, fires=fires.to(gram.dtype))
 
     @cached_property
+    def all_fire(self) -> bool:
+        """Whether every input has a nonzero length."""
+        return bool(self.fires.all())
+
+    @cached_property
     def inverse(self) -> Float[Tensor, "n n"]:
         """The approximate inverse of the matrix; positive definite. Costs n³ in float64."""
         wide = self.matrix.double()
@@ -70,7 +75,7 @@ class UnitGram:
         if not factor_in_place(factor):
             return 0.0
         logarithms = 2 * factor.diagonal().double().log()
-        return math.exp(float(logarithms.sum()) / max(1.0, float(self.fires.sum())))
+        return math.exp(float(logarithms.sum() / self.fires.sum().double().clamp_min(1)))
 
     def resolvent(self, pull: float) -> Float[Tensor, "n n"]:
         """Return p(G + pI)⁻¹ for a pull p > 0, large enough for the sum to be invertible; costs n³.
@@ -97,7 +102,7 @@ def solve_on_support(
     target: Float[Tensor, "n outputs"],
     support: Bool[Tensor, "n outputs"],
     *,
-    energy: float,
+    energy: float | Float[Tensor, ""],
     start: Float[Tensor, "n outputs"] | None = None,
     tolerance: float = _TOLERANCE,
 ) -> Float[Tensor, "n outputs"]:
@@ -136,8 +141,8 @@ def descend(
     residual: Float[Tensor, "outputs n"],
     kept: Float[Tensor, "outputs n"],
     *,
-    error: float,
-    floor: float,
+    error: Float[Tensor, ""],
+    floor: float | Float[Tensor, ""],
     tolerance: float,
 ) -> None:
     """Reduce the error of Xᵀ on its support by conjugate gradients, in place; all rows at once.
@@ -165,14 +170,14 @@ def descend(
     direction = ahead.clone()
     gain = torch.linalg.vecdot(slope, ahead)[:, None]
     for _ in range(min(_MOST_STEPS, 2 * solution.shape[1])):
-        if float(gain.sum(dtype=torch.float64)) <= tolerance * max(error, floor):
+        if bool(gain.sum(dtype=torch.float64) <= tolerance * error.clamp_min(floor)):
             break
         product = direction @ unit.matrix
         curvature = torch.linalg.vecdot(direction, product)[:, None]
         step = torch.where(curvature > 0, gain / curvature, 0)
         solution.addcmul_(direction, step)
         residual.addcmul_(product, step, value=-1)
-        error -= float((step * gain).sum(dtype=torch.float64))
+        error = error - (step * gain).sum(dtype=torch.float64)
         torch.mul(residual, kept, out=slope)
         torch.mm(slope, unit.inverse, out=ahead).mul_(kept)
         next_gain = torch.linalg.vecdot(slope, ahead)[:, None]
@@ -185,13 +190,16 @@ def output_errors(gram: Float[Tensor, "d_in d_in"], removed: Float[Tensor, "d_in
     return (removed * (gram @ removed)).sum(dim=0, dtype=torch.float64).clamp_min(0)
 
 
-def inner_product(left: Float[Tensor, "rows n"], right: Float[Tensor, "rows n"]) -> float:
+def inner_product(left: Float[Tensor, "rows n"], right: Float[Tensor, "rows n"]) -> Float[Tensor, ""]:
     """Return the sum of the products of all entries, within rows in the matrices' dtype and over rows in float64."""
-    return float(torch.linalg.vecdot(left, right).sum(dtype=torch.float64))
+    product: Tensor = torch.linalg.vecdot(left, right).sum(dtype=torch.float64)
+    return product
 
 
 def largest(scores: Float[Tensor, "rows columns"], count: int) -> Bool[Tensor, "rows columns"]:
-    """Return a mask of the `count` largest scores of a matrix; ties are broken by position.
+    """Return a mask of the `count` largest scores of a matrix.
+
+    Ties are broken by position on CPUs, and as `topk` does it elsewhere.
 
     Args:
         scores: any finite numbers.
@@ -200,11 +208,11 @@ def largest(scores: Float[Tensor, "rows columns"], count: int) -> Bool[Tensor, "
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     flat = scores.flatten()
-    if scores.device.type == "cpu":  # where torch's own selection takes eight times as long
-        place = flat.numel() - count
-        least = torch.from_numpy(np.partition(flat.numpy(), place))[place]
-    else:
-        least = flat.topk(count, sorted=False).values.min()
+    if scores.device.type != "cpu":
+        places = flat.topk(count, sorted=False).indices
+        return torch.zeros_like(flat, dtype=torch.bool).index_fill_(0, places, 1).view(scores.shape)
+    place = flat.numel() - count  # torch's own selection takes eight times as long
+    least = torch.from_numpy(np.partition(flat.numpy(), place))[place]
     chosen = flat >= least
     if int(chosen.count_nonzero()) > count:
         equal = (flat == least).nonzero()[:, 0]

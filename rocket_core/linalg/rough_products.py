@@ -3,22 +3,28 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+_CPU = torch.device("cpu")
 # Rounding to bfloat16 leaves a relative error of some thousandths, float32 one of some ten millionths.
 _FLOAT32_ERROR, _PROBED = 1e-5, 256
 
 
-def rough_products() -> AbstractContextManager[None]:
-    """Allow to round the factors of float32 products to bfloat16 on a CPU that multiplies those several times as fast.
+def rough_products(device: torch.device = _CPU) -> AbstractContextManager[None]:
+    """Allow to round the factors of float32 products, to bfloat16 on a CPU that multiplies those several times as fast.
 
     Sums stay in float32. CPUs with tiles do round; those that only have vector instructions for bfloat16 compute in
-    float32, some of them faster than otherwise. Other CPUs and accelerators compute as before.
+    float32, some of them faster than otherwise. GPUs with TF32 round to its 11 bits, of which bfloat16 has 8. Other
+    CPUs and accelerators compute as before.
     """
-    return _rounding_allowed(when=_multiplies_fast())
+    if device.type == "cpu":
+        return _rounding_allowed(torch.backends.mkldnn, "bf16", when=_multiplies_fast())
+    backend = getattr(torch.backends, device.type, None)
+    return _rounding_allowed(backend, "tf32", when=hasattr(backend, "matmul"))
 
 
 def fast_products() -> AbstractContextManager[None]:
@@ -28,16 +34,18 @@ def fast_products() -> AbstractContextManager[None]:
     oneDNN where it may round to bfloat16, which oneDNN does with tiles only; that it does not is checked once. As sums
     have another order, this is for what only a run computes, not for evaluating or healing an artifact.
     """
-    return _rounding_allowed(when=_is_exact_in_onednn())
+    return _rounding_allowed(torch.backends.mkldnn, "bf16", when=_is_exact_in_onednn())
 
 
 @contextmanager
-def _rounding_allowed(*, when: bool) -> Iterator[None]:
-    """Allow oneDNN to round the factors of float32 products to bfloat16, which makes torch take it instead of MKL."""
-    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch adds it when it is imported
+def _rounding_allowed(backend: Any, precision: str, *, when: bool) -> Iterator[None]:
+    """Allow a library to round the factors of float32 products, which makes torch take oneDNN instead of MKL."""
+    if not when:
+        yield
+        return
+    settings = backend.matmul
     before = settings.fp32_precision
-    if when:
-        settings.fp32_precision = "bf16"
+    settings.fp32_precision = precision
     try:
         yield
     finally:

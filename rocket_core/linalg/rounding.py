@@ -59,9 +59,11 @@ class RoundingGram:
         """
         diagonal = gram.diagonal()
         fires = diagonal > 0
-        mean = float(diagonal[fires].mean()) if bool(fires.any()) else 1.0
+        number = fires.sum()
+        total = torch.where(fires, diagonal, 0).sum()
+        mean = torch.where(number > 0, total / number, 1).double()
         damped = gram.clone()
-        damped.diagonal().add_(torch.where(fires, damping * mean, mean))
+        damped.diagonal().add_(torch.where(fires, damping * mean, mean).to(gram.dtype))
         return cls(matrix=damped, order=damped.diagonal().argsort(descending=True, stable=True))
 
     @cached_property

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, CompressionConfig, Objective
@@ -189,7 +191,8 @@ def _serving_all(problem: LayerProblem, factorization: Factorization) -> Factori
     if factorization.support is None or len(problem.output_widths) == 1:
         return factorization
     parts = _parts(problem)
-    forgotten = [part for part in parts if not bool(factorization.support[:, part].any())]
+    served = torch.stack([factorization.support[:, part].any() for part in parts]).tolist()
+    forgotten = [part for part, is_served in zip(parts, served, strict=True) if not is_served]
     if not forgotten:
         return factorization
     layer, atoms = factorization.layer, factorization.whitened_dictionary()
@@ -226,14 +229,14 @@ def _together(errors: Sequence[Sequence[float]], energies: Sequence[float]) -> l
 
 def _member_energies(problem: LayerProblem) -> list[float]:
     """Return ‖SW diag(w)‖² of each member."""
-    energies = problem.output_energies()
-    return [float(energies[part].sum()) for part in _parts(problem)]
+    return [energy for [energy] in _sums(problem, problem.output_energies())]
 
 
-def _output_energies(problem: LayerProblem, layer: PreparedLayer) -> list[float]:
-    """Return ‖SW diag(w)‖² of each member."""
-    energies = layer.basis.directions.double().square() @ layer.basis.singular_values.double().square()
-    return [float(energies[part].sum()) for part in _parts(problem)]
+def _sums(problem: LayerProblem, *values: Float[Tensor, " d_out"]) -> list[list[float]]:
+    """Return the sums of each member's part of some values of all outputs."""
+    sums = [torch.stack([own[part].sum().double() for own in values]) for part in _parts(problem)]
+    found: list[list[float]] = torch.stack(sums).tolist()
+    return found
 
 
 def _shared_candidate(
@@ -242,15 +245,18 @@ def _shared_candidate(
     d_in, _ = problem.shape
     layer, rank = factorization.layer, factorization.rank
     errors = factorization.column_errors()
-    energies = _output_energies(problem, layer)
+    energies = layer.basis.directions.double().square() @ layer.basis.singular_values.double().square()
     removed = (layer.weight - factorization.dictionary() @ factorization.coefficients).square().sum(dim=0)
     lengths = layer.weight.square().sum(dim=0)
     members = []
-    dense = factorization.support is None
-    for index, (part, d_out) in enumerate(zip(_parts(problem), problem.output_widths, strict=True)):
-        nnz = rank * d_out if factorization.support is None else int(factorization.support[:, part].sum())
-        atoms = rank * d_in if index == 0 else 0
-        error = float(errors[part].sum())
+    support = factorization.support
+    dense = support is None
+    kept = torch.full_like(errors, rank) if support is None else support.sum(dim=0).to(errors)
+    sums = _sums(problem, errors, energies, removed, lengths, kept)
+    for index, (d_out, (error, energy, distance, length, nonzeros)) in enumerate(
+        zip(problem.output_widths, sums, strict=True)
+    ):
+        nnz, atoms = int(nonzeros), rank * d_in if index == 0 else 0
         members.append(
             Candidate(
                 kind="low_rank" if dense else "factored",
@@ -260,8 +266,8 @@ def _shared_candidate(
                 kept_parameters=atoms + nnz,
                 # Supports are chosen jointly; with as many nonzeros in total, this member may need its mask.
                 stored_bytes=(atoms + nnz) * itemsize + (0 if dense else budget.mask_bytes(rank, d_out)),
-                reconstruction_error=relative_error(error, energies[index]),
-                weight_error=relative_error(float(removed[part].sum()), float(lengths[part].sum())),
+                reconstruction_error=relative_error(error, energy),
+                weight_error=relative_error(distance, length),
                 loss=problem.predicted_loss_increase(error, member=index),
             )
         )

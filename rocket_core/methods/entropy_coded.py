@@ -6,17 +6,19 @@ layer has at most that many.
 
 import itertools
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.candidates import Candidate
-from rocket_core.layers.code_stream import coded_bytes, expected_bytes
+from rocket_core.layers.code_stream import byte_counts, bytes_from_counts, encode_codes, expected_bytes
 from rocket_core.linalg.entropy_rounding import (
     RateTarget,
     entropy_bits,
     improve_for_rate,
+    largest_scales,
     relative_steps,
     round_each,
     round_for_rate,
@@ -34,6 +36,8 @@ from rocket_core.sizes.code_format import coded_format, fewest_coded_bytes
 _MOST_BITS = 6.5
 # Steps of candidates per octave; each octave is about a bit per weight.
 _PER_OCTAVE = 2
+# More than are needed until all codes are zero, as each octave takes about a bit and codes have at most 8.
+_MOST_CANDIDATES = 64
 # Bytes that a layer may leave of a candidate's, as a part of them.
 _SLACK = 0.002
 _SWEEPS = 2
@@ -58,19 +62,24 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
     fewest, scale_bytes = fewest_coded_bytes(d_in, d_out), coded_format(d_in).scale_bytes(d_in, d_out)
     candidates: list[Candidate] = []
     first = math.ceil(_PER_OCTAVE * _octaves_for(sample.weight / steps, _MOST_BITS))
-    for half_octave in itertools.count(first):
-        target = RateTarget.of(sample.weight, steps, sample.importance, 2 ** (half_octave / _PER_OCTAVE))
+    multiples = [2 ** (half_octave / _PER_OCTAVE) for half_octave in range(first, first + _MOST_CANDIDATES)]
+    for multiple, largest in zip(multiples, largest_scales(sample.weight, steps, multiples), strict=True):
+        target = RateTarget.of(sample.weight, steps, sample.importance, multiple, largest=largest)
         rounded = round_for_rate(sample.weight, sample.gram, target)
-        size = math.ceil(expected_bytes(rounded.codes) * d_out / len(sample.outputs)) + scale_bytes
+        # What a GPU is waited for, at once.
+        squares, counts = sample.squares_of(rounded), byte_counts(rounded.codes.T.reshape(-1))
+        error, distance, *found = torch.cat([squares, counts.to(squares)]).tolist()
+        occurring = [int(count) for count in found]
+        size = math.ceil(bytes_from_counts(occurring) * d_out / len(sample.outputs)) + scale_bytes
         candidates.append(
             Candidate(
                 kind="entropy_coded",
                 kept_parameters=d_in * d_out,
                 stored_bytes=max(size, fewest),
-                **sample.errors_of(rounded),
+                **sample.errors_from([error, distance]),
             )
         )
-        if size <= fewest or not bool(rounded.codes.any()):
+        if size <= fewest or occurring[0] == rounded.codes.numel():
             break
     return [candidate for candidate in candidates if candidate.stored_bytes < d_in * d_out]
 
@@ -142,7 +151,10 @@ class _Search:
         target = RateTarget.of(self._weight, self._steps, self._importance, 2**octaves, like=codes)
         rounded = round_for_rate(self._weight, self._gram, target)
         rounded = improve_for_rate(self._weight, self._gram, rounded, target.worth, sweeps=sweeps)
-        return rounded, coded_bytes(rounded.codes) if sweeps else expected_bytes(rounded.codes)
+        if not sweeps:
+            return rounded, expected_bytes(rounded.codes)
+        stream = encode_codes(rounded.codes.T.reshape(-1))
+        return replace(rounded, stream=stream), len(stream)
 
 
 class _Root:
@@ -172,8 +184,8 @@ class _Root:
 
 def _octaves_for(parts: Float[Tensor, "d_in d_out"], bits: float) -> float:
     """Return log2 c at which codes have the given entropy if every entry is rounded by itself."""
-    octaves = math.log2(max(float(parts.square().mean().sqrt()), 1e-30)) + 2 - bits
+    octaves = parts.square().mean().sqrt().double().clamp_min(1e-30).log2() + 2 - bits
     for _ in range(_ENTROPY_TRIES):
-        codes = (parts / 2**octaves).round_().clamp_(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)
-        octaves += entropy_bits(codes) - bits
-    return octaves
+        codes = (parts / torch.exp2(octaves)).round_().clamp_(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)
+        octaves = octaves + entropy_bits(codes) - bits
+    return float(octaves)

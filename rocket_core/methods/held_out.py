@@ -8,6 +8,7 @@ of a layer, so one rounding tells by how much.
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -47,15 +48,14 @@ def loss_factors(problem: LayerProblem, tokens: HeldOutTokens) -> tuple[float, .
     energies, importance = problem.output_energies(), output_importance(problem)
     code_format = CodeFormat(bits=_BITS, group_size=problem.shape[0], scale_bits=16)
     gram = problem.prepared_gram().rounding
-    factors, begin = [], 0
+    pairs, begin = [], 0
     for width, gradients in zip(problem.output_widths, tokens.gradients, strict=True):
         outputs = begin + spread_outputs(energies[begin : begin + width], min(width, _OUTPUTS))
         begin += width
         weight = problem.weight[:, outputs].to(problem.precision).contiguous()
         scales = search_scales(weight, gram.matrix.diagonal(), code_format)
         removed = weight - gptq(weight, gram, scales).weight(weight.dtype)
-        error = float((output_errors(problem.gram(), removed) * importance[outputs]).sum()) / problem.statistics.tokens
+        error = (output_errors(problem.gram(), removed) * importance[outputs]).sum() / problem.statistics.tokens
         squares = (tokens.inputs @ removed).square().double() @ importance[outputs]
-        found = float((squares * gradients).mean())
-        factors.append(found / error if error > 0 else 1.0)
-    return tuple(factors)
+        pairs.append(torch.stack([(squares * gradients).mean(), error]))
+    return tuple(found / error if error > 0 else 1.0 for found, error in torch.stack(pairs).tolist())

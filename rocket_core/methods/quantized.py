@@ -10,7 +10,7 @@ from rocket_core.candidates import Candidate
 from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.block_rounding import round_to_blocks
 from rocket_core.linalg.block_scales import search_block_scales
-from rocket_core.linalg.integer_codes import RoundedWeight, scale_exponent, search_scales
+from rocket_core.linalg.integer_codes import RoundedWeight, exponent_above, scale_exponent, search_scales
 from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import gptq, round_weight
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
@@ -31,12 +31,16 @@ def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[Cod
         sample: its outputs, or some of them.
         formats: the formats.
     """
-    importance = sample.gram.matrix.diagonal()
-    candidates = []
+    importance, largest = sample.gram.matrix.diagonal(), float(sample.weight.abs().amax())
+    squares = []
     for code_format in formats:
-        scales = search_scales(sample.weight, importance, code_format)
-        errors = sample.errors_of(gptq(sample.weight, sample.gram, scales))
-        candidates.append(candidate_of(problem, code_format, **errors))
+        exponent = exponent_above(largest / 2 ** (code_format.bits - 1), code_format)
+        scales = search_scales(sample.weight, importance, code_format, exponent=exponent)
+        squares.append(sample.squares_of(gptq(sample.weight, sample.gram, scales)))
+    candidates = [
+        candidate_of(problem, code_format, **sample.errors_from(own))
+        for code_format, own in zip(formats, torch.stack(squares).tolist() if squares else [], strict=True)
+    ]
     return sorted(candidates, key=lambda candidate: -candidate.stored_bytes)
 
 
@@ -51,19 +55,20 @@ def profile_blocks(problem: LayerProblem, sample: SampledOutputs) -> list[Candid
     """Return a candidate for each block type that rows of the layer can have, by falling bytes; see `profile`."""
     d_in, d_out = problem.shape
     importance = sample.gram.matrix.diagonal()
-    candidates = []
-    for block_type in block_types_for(d_in):
-        block_format = BLOCK_FORMATS[block_type]
-        scales = search_block_scales(sample.weight, importance, block_format)
-        candidates.append(
-            Candidate(
-                kind="quantized",
-                block_type=block_type,
-                kept_parameters=d_in * d_out,
-                stored_bytes=block_format.stored_bytes(d_in, d_out),
-                **sample.errors_of(gptq(sample.weight, sample.gram, scales)),
-            )
+    block_types, squares = block_types_for(d_in), []
+    for block_type in block_types:
+        scales = search_block_scales(sample.weight, importance, BLOCK_FORMATS[block_type])
+        squares.append(sample.squares_of(gptq(sample.weight, sample.gram, scales)))
+    candidates = [
+        Candidate(
+            kind="quantized",
+            block_type=block_type,
+            kept_parameters=d_in * d_out,
+            stored_bytes=BLOCK_FORMATS[block_type].stored_bytes(d_in, d_out),
+            **sample.errors_from(own),
         )
+        for block_type, own in zip(block_types, torch.stack(squares).tolist() if squares else [], strict=True)
+    ]
     return sorted(candidates, key=lambda candidate: -candidate.stored_bytes)
 
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from rocket_core.candidates import Candidate
 from rocket_core.layers import LayerFactors
 from rocket_core.linalg.factor_rounding import RoundedFactors, round_factors
 from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
-from rocket_core.methods.sampled_outputs import output_importance, weight_error
+from rocket_core.methods.sampled_outputs import output_importance, squared_norm
 from rocket_core.methods.sparse import errors_at
 from rocket_core.sizes import budget
 from rocket_core.sizes.code_format import FACTOR_CODES, CodeFormat, factor_ranks
@@ -29,17 +31,21 @@ def profile(problem: LayerProblem, gram: RoundingGram, codes: Sequence[Candidate
         gram: its Gram matrix, prepared for rounding.
         codes: candidates of the weight's own codes, at least one.
     """
+    ranks = factor_ranks(*problem.shape)
+    if not ranks:
+        return []
+    importance, weight = output_importance(problem), problem.weight.to(problem.precision)
+    energy = problem.eigenbasis().singular_values.double().square().sum()
+    energies = torch.stack([energy, squared_norm(weight, importance)]).tolist()
     fewest = min(candidate.stored_bytes for candidate in codes)
     found: list[Candidate] = []
-    for rank in sorted(factor_ranks(*problem.shape)):
-        candidate = _candidate(problem, rank, _rounded(problem, gram, rank, FACTOR_CODES, improved=False))
+    for rank in reversed(ranks):
+        removed = weight - _rounded(problem, gram, rank, FACTOR_CODES, improved=False).weight(problem.precision)
+        own = (output_errors(problem.gram(), removed) * importance).sum()
+        candidate = _candidate(problem, rank, torch.stack([own, squared_norm(removed, importance)]).tolist(), energies)
         found.insert(0, candidate)
-        size = candidate.stored_bytes
-        if (
-            size >= fewest
-            and candidate.reconstruction_error
-            > errors_at(codes, problem.shape, [1 - size / problem.weight.numel()], 1)[0]
-        ):
+        [competing] = errors_at(codes, problem.shape, [1 - candidate.stored_bytes / weight.numel()], 1)
+        if candidate.stored_bytes >= fewest and candidate.reconstruction_error > competing:
             break
     return found
 
@@ -77,12 +83,10 @@ def _rounded(
     )
 
 
-def _candidate(problem: LayerProblem, rank: int, rounded: RoundedFactors) -> Candidate:
+def _candidate(problem: LayerProblem, rank: int, squares: Sequence[float], energies: Sequence[float]) -> Candidate:
+    """Return a candidate, given the squared errors of outputs and weight, and the squared norms of both."""
     d_in, d_out = problem.shape
-    importance, weight = output_importance(problem), problem.weight.to(problem.precision)
-    removed = weight - rounded.weight(problem.precision)
-    error = ALLOWANCE * float((output_errors(problem.gram(), removed) * importance).sum())
-    energy = float(problem.eigenbasis().singular_values.double().square().sum())
+    error = ALLOWANCE * squares[0]
     return Candidate(
         kind="low_rank",
         rank=rank,
@@ -92,7 +96,7 @@ def _candidate(problem: LayerProblem, rank: int, rounded: RoundedFactors) -> Can
         scale_bits=FACTOR_CODES.scale_bits,
         kept_parameters=budget.kept_parameters(d_in, rank, rank * d_out),
         stored_bytes=FACTOR_CODES.low_rank_bytes(d_in, d_out, rank),
-        reconstruction_error=relative_error(error, energy),
-        weight_error=weight_error(removed, weight, importance),
+        reconstruction_error=relative_error(error, energies[0]),
+        weight_error=relative_error(squares[1], energies[1]),
         loss=problem.predicted_loss_increase(error),
     )

@@ -1,11 +1,12 @@
 """A sample of a layer's outputs, on which candidates of integer codes are measured."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from rocket_core.estimates.layer_footprint import OUTPUTS_AT_ONCE
@@ -43,6 +44,7 @@ class SampledOutputs:
         share: share of the sample in the errors of all outputs. The step of codes, and so their error, is proportional
             to the norm of an output's weights; the energy of an output may be far larger, in the few that carry massive
             activations.
+        weight_energy: weighted squared norm of the sample's weight.
     """
 
     problem: LayerProblem
@@ -52,6 +54,7 @@ class SampledOutputs:
     importance: Float[Tensor, " sampled"]
     energy: float
     share: float
+    weight_energy: float
 
     @classmethod
     def of(cls, problem: LayerProblem) -> "SampledOutputs":
@@ -59,34 +62,43 @@ class SampledOutputs:
         importance = output_importance(problem)
         energies = problem.output_energies()
         outputs = _sample(energies)
+        weight = problem.weight[:, outputs].to(problem.precision).contiguous()
         lengths = importance * problem.weight.square().sum(dim=0, dtype=torch.float64)
+        sums = [energies.sum(), lengths[outputs].sum(), lengths.sum(), squared_norm(weight, importance[outputs])]
+        energy, sampled, length, weight_energy = torch.stack(sums).tolist()
         return cls(
             problem=problem,
             gram=problem.prepared_gram().rounding,
             outputs=outputs,
-            weight=problem.weight[:, outputs].to(problem.precision).contiguous(),
+            weight=weight,
             importance=importance[outputs],
-            energy=float(energies.sum()),
-            share=relative_error(float(lengths[outputs].sum()), float(lengths.sum())) ** 2 or 1.0,
+            energy=energy,
+            share=sampled / length if sampled > 0 else 1.0,
+            weight_energy=weight_energy,
         )
 
     def errors_of(self, rounded: RoundedCodes) -> CandidateErrors:
         """Return the errors of the layer if all of its outputs are rounded as the sample is."""
+        return self.errors_from(self.squares_of(rounded).tolist())
+
+    def squares_of(self, rounded: RoundedCodes) -> Float64[Tensor, "2"]:
+        """Return the weighted squared errors of all outputs and of the sample's weight, on the device."""
         removed = self.weight - rounded.weight(self.weight.dtype)
-        error = float((output_errors(self.problem.gram(), removed) * self.importance).sum()) / self.share
+        errors = output_errors(self.problem.gram(), removed) * self.importance
+        return torch.stack([errors.sum() / self.share, squared_norm(removed, self.importance)])
+
+    def errors_from(self, squares: Sequence[float]) -> CandidateErrors:
+        """Return the same as `errors_of`, from the values of `squares_of`."""
         return CandidateErrors(
-            reconstruction_error=relative_error(error, self.energy),
-            weight_error=weight_error(removed, self.weight, self.importance),
-            loss=self.problem.predicted_loss_increase(error),
+            reconstruction_error=relative_error(squares[0], self.energy),
+            weight_error=relative_error(squares[1], self.weight_energy),
+            loss=self.problem.predicted_loss_increase(squares[0]),
         )
 
 
-def weight_error(
-    removed: Float[Tensor, "d_in outputs"], weight: Float[Tensor, "d_in outputs"], importance: Float[Tensor, " outputs"]
-) -> float:
-    """Return the relative error of a weight, given what is removed from it and the importance of each output."""
-    distance, length = (float((part.double().square().sum(dim=0) * importance).sum()) for part in (removed, weight))
-    return relative_error(distance, length)
+def squared_norm(columns: Float[Tensor, "d_in outputs"], importance: Float[Tensor, " outputs"]) -> Float64[Tensor, ""]:
+    """Return the squared norm of a matrix, given the importance of each column, on the device."""
+    return (columns.double().square().sum(dim=0) * importance).sum()
 
 
 def parts_of_outputs(problem: LayerProblem) -> list[slice]:

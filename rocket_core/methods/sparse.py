@@ -80,16 +80,17 @@ def _measure(
     part = weight if number == d_out else weight[:, sample].contiguous()
     counts = stops if number == d_out else [max(1, stop * number // d_out) for stop in stops]
     paths = split_path(part, problem.prepared_gram().unit, counts)
-    errors = np.array([(pruned.error, _energy(part - pruned.weight)) for pruned in paths]).reshape(-1, 2)
+    found = [torch.stack([pruned.errors.sum(), _energy(part - pruned.weight)]) for pruned in paths]
+    *rows, wholes = torch.stack([*found, torch.stack([energies.sum(), _energy(weight)])]).tolist()
+    errors = np.array(rows).reshape(-1, 2)
     if number < d_out:
         errors *= _cut(weight, problem.gram().diagonal(), stops, sample)
-    wholes = np.array([float(energies.sum()), _energy(weight)])
-    shares = np.divide(errors, wholes, out=np.zeros_like(errors), where=wholes > 0)
+    shares = np.divide(errors, wholes, out=np.zeros_like(errors), where=np.array(wholes) > 0)
     relative: Float64[np.ndarray, "stops 2"] = np.minimum(np.sqrt(shares), 1.0)
     return relative
 
 
-def _energy(matrix: Float[Tensor, "rows columns"]) -> float:
+def _energy(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, ""]:
     return inner_product(matrix, matrix)
 
 
@@ -113,9 +114,11 @@ def _cut(
     found = []
     for stop in stops:
         cut = (scores < ordered[len(ordered) - 1 - stop * (len(ordered) - 1) // weight.numel()]).to(weight.dtype)
-        parts = [((values * cut) @ sums).sum(dim=0, dtype=torch.float64).tolist() for values in (scores, squares)]
-        found.append([every / own if own > 0 else whole for every, own in parts])
-    factors: Float64[np.ndarray, "stops 2"] = np.array(found).reshape(-1, 2)
+        found += [((values * cut) @ sums).sum(dim=0, dtype=torch.float64) for values in (scores, squares)]
+    parts = torch.stack(found).tolist() if found else []
+    factors: Float64[np.ndarray, "stops 2"] = np.array(
+        [every / own if own > 0 else whole for every, own in parts]
+    ).reshape(-1, 2)
     return factors
 
 
@@ -152,10 +155,9 @@ def rough_errors(sample: SampledOutputs, ratios: Sequence[float], itemsize: int 
     energy = float(output_errors(sample.problem.gram(), weight).sum())
     d_in, d_out = weight.shape
     stops = counts(d_in, d_out, ratios, itemsize)
-    found = [
-        relative_error(pruned.error, energy)
-        for pruned in split_path(weight, sample.problem.prepared_gram().unit, stops)
-    ]
+    paths = split_path(weight, sample.problem.prepared_gram().unit, stops)
+    errors = [pruned.errors.sum() for pruned in paths]
+    found = [relative_error(error, energy) for error in torch.stack(errors).tolist()] if errors else []
     return found + [math.inf] * (len(ratios) - len(found))
 
 

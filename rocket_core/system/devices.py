@@ -1,12 +1,17 @@
 """The compute device and its free memory."""
 
+from collections.abc import Iterator
 from functools import cache
 
 import psutil
 import torch
+from torch import Tensor
 
 from rocket_core.errors import InvalidConfigError
 from rocket_core.system.machine import free_container_memory, processor_name
+
+# Bytes that are copied from an accelerator at once.
+_COPIED_BYTES = 2**26
 
 
 def resolve_device(name: str) -> torch.device:
@@ -58,6 +63,23 @@ def free_memory(device: torch.device) -> int:
         available, container = int(psutil.virtual_memory().available), free_container_memory()
         return available if container is None else min(available, container)
     return int(torch.accelerator.get_memory_info(device)[0])
+
+
+def bytes_on_host(data: Tensor) -> Iterator[bytes]:
+    """Yield a tensor of bytes in parts, those of an accelerator's through pinned memory.
+
+    To other memory, an H100 copies 1.3 GB/s instead of 54.
+    """
+    if data.device.type == "cpu":
+        yield data.numpy().tobytes()
+        return
+    size = min(len(data), _COPIED_BYTES)
+    try:
+        staged = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    except NotImplementedError:  # the accelerator has no such memory
+        staged = torch.empty(size, dtype=torch.uint8)
+    for part in torch.split(data, _COPIED_BYTES):
+        yield staged[: len(part)].copy_(part).numpy().tobytes()
 
 
 def device_name(device: torch.device) -> str:

@@ -70,6 +70,7 @@ class Counts:
         operations: launched operations by name; views and allocations launch nothing.
         waits: times that the host waited for a value, by cause.
         places: the same by the line of this project that waited.
+        lines: launched operations by the line of this project that launched them.
         copies: copies by direction, `host to device`, `device to host` and `on device`.
         copied_bytes: bytes of the copies.
         dtypes: dtypes of the tensors of each operation.
@@ -78,6 +79,7 @@ class Counts:
     operations: collections.Counter[str] = field(default_factory=collections.Counter)
     waits: collections.Counter[str] = field(default_factory=collections.Counter)
     places: collections.Counter[str] = field(default_factory=collections.Counter)
+    lines: collections.Counter[str] = field(default_factory=collections.Counter)
     copies: collections.Counter[str] = field(default_factory=collections.Counter)
     copied_bytes: collections.Counter[str] = field(default_factory=collections.Counter)
     dtypes: dict[str, set[torch.dtype]] = field(default_factory=lambda: collections.defaultdict(set))
@@ -86,6 +88,11 @@ class Counts:
         """Start again."""
         for name in self.__slots__:
             getattr(self, name).clear()
+
+    def launch(self, name: str) -> None:
+        """Count an operation."""
+        self.operations[name] += 1
+        self.lines[_place(sys._getframe(1))] += 1
 
     def wait(self, cause: str) -> None:
         """Count that the host waits."""
@@ -122,6 +129,8 @@ class Memory:
 
 
 counts = Counts()
+listeners: list[Callable[[str, tuple[Any, ...]], None]] = []
+"""Functions that are given the name and the arguments of each operation."""
 memory = Memory()
 
 
@@ -324,7 +333,8 @@ def _run(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         _check(operator, operation, args, given, tensors)
         _count(operation, args, kwargs, tensors)
     if operation.name == "histc" and not tensors[0].is_floating_point():  # which the CPU lacks and CUDA has
-        return _run(operator, tensors[0].double(), *args[1:], **kwargs).to(tensors[0].dtype)
+        found = operator(_on_cpu(tensors[0]).double(), *args[1:], **kwargs)
+        return _on_device(found.to(tensors[0].dtype))
     aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -365,7 +375,8 @@ def _copy(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
     devices = source.device.type == NAME, target.device.type == NAME
     direction = {(True, True): "on device", (True, False): "device to host", (False, True): "host to device"}[devices]
     counts.copy(direction, target.numel() * target.element_size())
-    counts.operations["copy_"] += direction == "on device"
+    if direction == "on device":
+        counts.launch("copy_")
     _on_cpu(target).copy_(_on_cpu(source))
     return target
 
@@ -447,7 +458,9 @@ def _delegated() -> Iterator[tuple[str, torch._ops.OpOverload]]:
 
 def _count(operation: _Operation, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
     name, base = operation.name, operation.base
-    counts.operations[name] += 1
+    counts.launch(name)
+    for listener in listeners:
+        listener(name, args)
     counts.dtypes[name].update(tensor.dtype for tensor in tensors)
     if base in _WAITS or (base == "repeat_interleave" and kwargs.get("output_size") is None):
         counts.wait(name)
@@ -461,8 +474,13 @@ def _count(operation: _Operation, args: tuple[Any, ...], kwargs: dict[str, Any],
 def _place(frame: FrameType | None) -> str:
     """Return the innermost line of the library."""
     while frame is not None:
-        file = Path(frame.f_code.co_filename)
-        if file.is_relative_to(_ROOT / "rocket_core"):
-            return f"{file.relative_to(_ROOT)}:{frame.f_lineno}"
+        file = _in_library(frame.f_code.co_filename)
+        if file is not None:
+            return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"
+
+
+@cache
+def _in_library(file: str) -> Path | None:
+    return Path(file).relative_to(_ROOT) if Path(file).is_relative_to(_ROOT / "rocket_core") else None

@@ -14,6 +14,9 @@ from torch import Tensor
 from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.kernels.rate import Rate
 
+GPUS = {"cuda", "xpu"}
+"""Types of devices that Triton compiles for."""
+
 ROUNDING_BLOCK = 64
 """Inputs that are rounded before the others are corrected for their errors by one matrix product."""
 
@@ -75,7 +78,7 @@ def for_device(device: torch.device) -> Kernels:
         from rocket_core.linalg.kernels import on_cpu
 
         return on_cpu
-    if device.type in {"cuda", "xpu"} and _installed("triton"):
+    if device.type in GPUS and _installed("triton"):
         from rocket_core.linalg.kernels import on_gpu
 
         return on_gpu

@@ -46,12 +46,12 @@ def descend(
     choice = _Choice(levels, rate, codes)
     ordered = matrix[order][:, order]
     own, rows, sizes = codes[order], slope[order], steps[order]
+    bounds = [(begin, min(begin + _BLOCK, len(own))) for begin in range(0, len(own), _BLOCK)]
+    blocks = [ordered[begin:end, begin:end].contiguous() for begin, end in bounds]
     for sweep in range(sweeps):
         before = own.clone() if sweep % _ASKED == _ASKED - 1 else None
-        for begin in range(0, len(own), _BLOCK):
-            end = min(begin + _BLOCK, len(own))
+        for (begin, end), block in zip(bounds, blocks, strict=True):
             moved = torch.empty_like(own[begin:end])
-            block = ordered[begin:end, begin:end].contiguous()
             # The kernel changes its copy of the slope; the product below changes that of all inputs alike.
             _launch(rows[begin:end], own[begin:end], moved, block, sizes[begin:end], choice, descends=True)
             rows.addmm_(ordered[:, begin:end], moved, alpha=-1)

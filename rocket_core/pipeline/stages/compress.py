@@ -83,7 +83,8 @@ def compress_layers(
             with naming_the_layer(unit.names[0]):
                 problem = _problem(run, work, unit, statistics, grams)
                 result = with_rounded_values(run, unit, problem, compress_unit(method, problem, sizes.sized(unit)))
-                achieved = AchievedErrors(errors=result.errors.cpu(), energies=output_energies(problem))
+                errors, energies = torch.stack([result.errors, problem.output_energies()]).cpu()
+                achieved = AchievedErrors(errors=errors, energies=energies)
                 save(run, work, unit, result.factors, achieved)
             grams.keep(unit.input_group, problem)
             del problem

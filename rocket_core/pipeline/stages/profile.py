@@ -224,7 +224,8 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
         if problem.basis is not None:
             work.save_basis(name, problem.basis, quota=quota)
         if method.needs_input_gram and statistics.gram is not None:
-            work.save_gram(group, statistics.gram, quota=quota)
+            # Compression computes with it in this precision.
+            work.save_gram(group, statistics.gram.to(run.precision), quota=quota)
     d_in, d_out = problem.shape
     dense = Candidate(
         kind="dense",

@@ -62,7 +62,7 @@ def profile_table(
     with naming_the_layer(table.name):
         candidates = quantized.profile_choices(problem, SampledOutputs.of(problem), run.config.code_choices)
     assert statistics.gram is not None
-    work.save_gram(table.name, statistics.gram, quota=run.config.statistics_quota_bytes)
+    work.save_gram(table.name, statistics.gram.to(run.precision), quota=run.config.statistics_quota_bytes)
     d_in, d_out = problem.shape
     dense = Candidate(
         kind="dense",

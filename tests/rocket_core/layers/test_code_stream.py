@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError
-from rocket_core.layers import LayerEntry, QuantizedLinear, layer_tensors, read_entries
+from rocket_core.layers import LayerEntry, QuantizedLinear, code_stream, layer_tensors, read_entries
 from rocket_core.layers.code_stream import coded_bytes, decode_codes, encode_codes, expected_bytes
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.sizes.code_format import CodeFormat
@@ -45,6 +45,21 @@ def test_a_stream_is_as_documented_and_decodes(codes):
     assert read(stream.numpy().tobytes(), len(codes)) == codes
     assert torch.equal(decode_codes(stream, len(codes), layer="q"), values)
     assert torch.equal(encode_codes(values), stream)
+
+
+@pytest.mark.parametrize("scale", [4, 0.7])
+def test_threads_deflate_parts_of_one_stream(scale, monkeypatch):
+    codes = laplace(2**13, scale)
+    whole = len(encode_codes(codes))
+    monkeypatch.setattr(code_stream, "_PART", 1000)
+    streams = []
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        streams.append(encode_codes(codes))
+    assert torch.equal(*streams)
+    assert whole < len(streams[0]) < whole + 1000
+    assert torch.equal(decode_codes(streams[0], len(codes), layer="q"), codes)
+    assert read(streams[0].numpy().tobytes(), len(codes)) == codes.tolist()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from rocket_core.linalg import pruning
 from rocket_core.linalg.least_squares import UnitGram
 from rocket_core.linalg.pruning import prune, prune_at_once, prune_path, split_path
 from tests.reference import pruning as reference
+from tests.reference import simulated_device
 
 few = settings(max_examples=40, deadline=None)
 
@@ -52,6 +53,37 @@ def test_each_step_has_the_exact_count_and_the_stated_error(d_in, d_out, fractio
 
 def least_error(inputs, weight, support):
     return reference.output_error(inputs, weight, reference.least_squares(inputs, weight, support))
+
+
+@pytest.mark.parametrize("shape", [(64, 48), (63, 96), (512, 17)])
+def test_a_sample_tells_about_which_scores_are_largest(shape, monkeypatch):
+    monkeypatch.setattr(pruning, "_ORDERED", 256)
+    # The energies of inputs differ, so that a sample of some inputs alone would be wrong.
+    scores = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * torch.linspace(0, 5, shape[1])
+    for part in (0.02, 0.3, 0.5, 0.9, 1.0):
+        kept = pruning._about_largest(scores, max(1, round(part * scores.numel())))
+        assert float(scores[kept].min()) >= float(scores[~kept].max()) if part < 1 else kept.all()
+        assert float(kept.double().mean()) == pytest.approx(part, abs=0.1)
+
+
+def test_a_sample_of_scores_hardly_changes_the_error(monkeypatch):
+    weight, inputs = random_layer(96, 200, spread=1.5)
+    exact = pruned_to(weight, inputs, weight.numel() // 2)
+    monkeypatch.setattr(pruning, "_ORDERED", 8192)
+    found = pruned_to(weight, inputs, weight.numel() // 2)
+    assert found.nnz == exact.nnz
+    assert found.error == pytest.approx(exact.error, rel=0.02)
+
+
+@pytest.mark.gpu
+def test_no_turn_waits_for_a_value(accelerator):
+    weight, inputs = random_layer(32, 24)
+    unit = UnitGram.of((inputs.T @ inputs).to(accelerator))
+    before = simulated_device.counts.waits.total()
+    results = list(split_path(weight.to(accelerator), unit, [600, 400, 200]))
+    # The mean eigenvalue, whether all inputs fire, and factors; none of 39 turns.
+    assert simulated_device.counts.waits.total() - before <= 5
+    assert [pruned.nnz for pruned in results] == [600, 400, 200]
 
 
 SHAPES = [(24, 24), (40, 12), (12, 40)]

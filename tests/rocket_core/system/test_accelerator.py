@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from rocket_core.system.devices import device_name, free_memory, peak_memory, reset_peak_memory, resolve_device
+from rocket_core.system import devices
+from rocket_core.system.devices import (
+    bytes_on_host,
+    device_name,
+    free_memory,
+    peak_memory,
+    reset_peak_memory,
+    resolve_device,
+)
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20
@@ -85,3 +93,12 @@ def test_it_is_found_and_waited_for(accelerator):
     assert resolve_device("auto").type == resolve_device(accelerator.type).type == accelerator.type
     assert device_name(accelerator)
     torch.accelerator.synchronize()
+
+
+def test_bytes_come_to_the_host_in_parts(accelerator, monkeypatch):
+    monkeypatch.setattr(devices, "_COPIED_BYTES", 1000)
+    data = torch.randint(0, 256, (2500,), dtype=torch.uint8, device=accelerator)
+    parts = list(bytes_on_host(data))
+    assert [len(part) for part in parts] == [1000, 1000, 500]
+    assert b"".join(parts) == bytes(data.tolist())
+    assert b"".join(bytes_on_host(data[:0])) == b""
