@@ -32,7 +32,7 @@ _GGUF_ALIGNMENT = 32
 # Bytes of the tokenizer in a GGUF file for each token, its share of the merges included: more than tokenizers of the
 # families that are written for llama.cpp have (60 in that of Llama 3).
 _TOKEN_BYTES = 96
-# Of what messages show of a checkpoint: lengths of rows, names for each, characters of a name.
+# Bounds on what messages show of a checkpoint: lengths of rows, names for each, characters of a name.
 _MOST_SHOWN, _MOST_CHARACTERS = 8, 64
 # Last parts of the names of matrices that may be routers, which are left alone.
 _ROUTERS = frozenset({"gate", "router", "wg", "classifier"})

@@ -196,7 +196,7 @@ def _variant(settings: Mapping[str, Any]) -> object:
         "gptq": settings.get("bits") in PACKED_BITS,
         "awq": settings.get("bits") == 4 and settings.get("version", "gemm") == "gemm",
         "bitsandbytes": settings.get("load_in_8bit") is True and not settings.get("load_in_4bit"),
-        "modelopt": settings.get("quant_algo") == "FP8",
+        "modelopt": settings.get("quant_algo") in ("FP8", "NVFP4"),
     }
     return method if readable.get(str(method), True) else None
 
