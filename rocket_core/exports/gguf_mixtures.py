@@ -1,8 +1,8 @@
 """Mixtures of experts that llama.cpp runs: names of their tensors, metadata, and what it computes. Loads no torch.
 
 References:
-    llama.cpp, `src/models/llama.cpp`, `qwen2moe.cpp`, `qwen3moe.cpp`, `olmoe.cpp` and `openai-moe.cpp` (tensors, weights
-    of the chosen experts), `src/llama-graph.cpp` (`build_moe_ffn`) and `conversion/` (metadata).
+    llama.cpp, `src/models/llama.cpp`, `qwen2moe.cpp`, `qwen3moe.cpp`, `olmoe.cpp` and `openai-moe.cpp` (tensors,
+    weights of the chosen experts), `src/llama-graph.cpp` (`build_moe_ffn`) and `conversion/` (metadata).
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ ROUTERS = frozenset({"ffn_gate_inp", "ffn_gate_inp_shexp"})
 """Modules that choose or weigh experts, by their names in llama.cpp; stored as F32."""
 
 SINKS = "self_attn.sinks"
-"""A parameter of a block, which is no module with a weight."""
+"""A parameter of a block, without the suffix that those of modules have."""
 
 MIXTURE_MODULES: dict[str, str] = {
     "mlp.gate": "ffn_gate_inp",

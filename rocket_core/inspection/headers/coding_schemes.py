@@ -19,7 +19,7 @@ PACKED_BITS = (2, 4, 8)
 """Bits of which a 32-bit word has a whole number; others are packed differently by different versions."""
 
 MODELOPT_FP4: Mapping[str, Any] = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
-"""NVFP4 of ModelOpt, as compressed-tensors describes it; the numbers are those of its own NVFP4."""
+"""NVFP4 of ModelOpt, in the words of compressed-tensors."""
 
 _FP8 = ("F8_E4M3", "F8_E5M2")
 # Where config.json does not say how many, as in transformers.
