@@ -94,13 +94,14 @@ def _keep_size(
     new_num_tokens: int | None = None,
     pad_to_multiple_of: int | None = None,
     mean_resizing: bool = True,  # noqa: ARG001 (of the base class)
-) -> nn.Module:
+) -> nn.Embedding:
     """Return the token embedding of a model with a quantized table if it has the requested size already.
 
     Raises:
         RocketError: it has another size, and codes cannot be resized.
     """
     embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding), "one of these is quantized"
     size = embedding.num_embeddings
     wanted = size if new_num_tokens is None else new_num_tokens
     if wanted != size or size % (pad_to_multiple_of or 1):
