@@ -176,6 +176,8 @@ DEFAULT_HEALING_TOKENS = 2_000_000
 
 # Inside the output folder, until the artifacts are complete.
 WORK_FOLDER_NAME = ".rocket-work"
+# In that folder: whose work it is.
+RUN_NAME = "run.json"
 
 _GIB = 2**30
 

@@ -117,7 +117,7 @@ LLAMA_CPP = Engine(
     tables=True,
     # Each of these is one tensor.
     experts_agree="projection",
-    mixtures=_MIXTURES,
+    mixtures=(*_MIXTURES, "GptOssForCausalLM"),
     # A vector that llama.cpp's own files have in float32.
     exact=("shared_expert_gate",),
     # Those that `rocket_core.exports.gguf_families` can write.
@@ -131,6 +131,7 @@ LLAMA_CPP = Engine(
         "Gemma3ForCausalLM",
         "Phi3ForCausalLM",
         *_MIXTURES,
+        "GptOssForCausalLM",
     ),
 )
 """llama.cpp, and what is built on it: Ollama, LM Studio. In its GGUF files every tensor has its own type."""

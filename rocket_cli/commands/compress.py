@@ -39,10 +39,13 @@ def compress(
 
 def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) -> CompressionReport:
     from rocket_core.exports.gguf_size import dense_file_bytes
+    from rocket_core.exports.output_folder import check_unused
     from rocket_core.hub.requests import check_request
 
     config = compression.config(device=compression.device, dtype=compression.dtype, precision=compression.precision)
     # Before torch is imported, which takes seconds.
+    if not compression.resume:
+        check_unused(output, config.export)
     check_request(model, config, revision=compression.revision, file_size=dense_file_bytes)
     with local_run(energy=compression.energy, quiet=quiet) as (meter, observer):
         from rocket_core.pipeline import ProfileCache

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rocket_core.errors import InvalidConfigError
-from rocket_core.inspection.headers.coding_schemes import Coding, fp8_block
+from rocket_core.inspection.headers.coding_schemes import MODELOPT_FP4, Coding, fp8_block
 
 Tensors = Mapping[str, Tensor]
 """The tensors of a weight, by the endings of their names."""
@@ -19,7 +19,13 @@ Tensors = Mapping[str, Tensor]
 Options = Mapping[str, Any]
 """What config.json says about the codes."""
 
-_COMPRESSED_TENSORS = (Coding.COMPRESSED, Coding.COMPRESSED_PACKED, Coding.COMPRESSED_FP4, Coding.AWQ)
+_COMPRESSED_TENSORS = (
+    Coding.COMPRESSED,
+    Coding.COMPRESSED_PACKED,
+    Coding.COMPRESSED_FP4,
+    Coding.MODELOPT_FP4,
+    Coding.AWQ,
+)
 # Zero points of the first version of GPTQ's format are stored less one.
 _SECOND_VERSION = "gptq_v2"
 
@@ -77,6 +83,16 @@ def _compressed_fp4(tensors: Tensors, options: Options) -> Tensor:
     return _compressed(name)(tensors, options)
 
 
+def _modelopt_fp4(tensors: Tensors, _options: Options) -> Tensor:
+    """Return what compressed-tensors decodes, whose second scale divides where that of ModelOpt multiplies."""
+    renamed = {
+        "_packed": tensors[""],
+        "_scale": tensors["_scale"],
+        "_global_scale": 1 / tensors["_scale_2"].float().reshape(1),
+    }
+    return _compressed_fp4(renamed, MODELOPT_FP4)
+
+
 def _gptq(tensors: Tensors, options: Options) -> Tensor:
     """Return `scale * (code - zero)`, where an input has the scales of its group."""
     bits, scales = options["bits"], tensors["scales"].float()
@@ -118,6 +134,7 @@ DECODERS: Mapping[Coding, Callable[[Tensors, Options], Tensor]] = {
     Coding.COMPRESSED: _compressed("naive-quantized"),
     Coding.COMPRESSED_PACKED: _compressed("pack-quantized"),
     Coding.COMPRESSED_FP4: _compressed_fp4,
+    Coding.MODELOPT_FP4: _modelopt_fp4,
     Coding.GPTQ: _gptq,
     Coding.AWQ: _awq,
     Coding.BITSANDBYTES_8: _bitsandbytes_8,

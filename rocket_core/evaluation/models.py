@@ -30,6 +30,7 @@ from rocket_core.errors import (
     ModelNotFoundError,
     UnsupportedArchitectureError,
 )
+from rocket_core.experts import fused_parameters, unfuse
 from rocket_core.exports.gguf_model import GgufPlan, plan_gguf
 from rocket_core.exports.gguf_reader import read_weights
 from rocket_core.hub.repository import offline
@@ -45,6 +46,8 @@ from rocket_core.models.pretrained import check_settings, interpreting, load_con
 from rocket_core.sizes.code_format import CODE_BITS
 from rocket_core.system.devices import compute_dtype
 
+# Families whose files `transformers` 5.23 is meant to read, and fails to.
+_UNREADABLE = frozenset({"gpt_oss"})
 # The module that `transformers` needs to read an export, and the extra of this distribution that has it.
 _PACKAGES: Mapping[ExportKind, tuple[str, str]] = {
     "compressed-tensors": ("compressed_tensors", "vllm"),
@@ -136,7 +139,7 @@ def open_gguf(path: Path, original: ModelFolder) -> ModelFolder:
     if len(files) != 1:
         names = ", ".join(file.name for file in files)
         raise CheckpointFormatError(f"{path} has {len(files)} GGUF files ({names}); evaluate a folder with one of them")
-    is_read = original.config.model_type.removesuffix("_text") in GGUF_SUPPORTED_ARCHITECTURES
+    is_read = original.config.model_type.removesuffix("_text") in set(GGUF_SUPPORTED_ARCHITECTURES) - _UNREADABLE
     fields = {key: value for key, value in original.config.to_dict().items() if key != "quantization_config"}
     plan = None if is_read else plan_gguf(fields, original.path)
     return replace(original, path=path, gguf_file=files[0].name, gguf_plan=plan)
@@ -211,8 +214,19 @@ def _load_gguf(folder: ModelFolder) -> Any:
     options: dict[str, Any] = {"config": copy.deepcopy(folder.config), "dtype": torch.float32}
     if folder.gguf_plan is None:
         return _load(AutoModelForCausalLM, folder.path, gguf_file=folder.gguf_file, **options)
+    loader: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(folder.config)]
     weights = read_weights(folder.path / folder.gguf_file, folder.gguf_plan)
-    return _load(MODEL_FOR_CAUSAL_LM_MAPPING[type(folder.config)], folder.path, state_dict=weights, **options)
+    with torch.device("meta"):
+        model = loader(options["config"])
+    unfuse(model)
+    for name, fused in fused_parameters(model).items():
+        # In other families `transformers` puts the tensors of experts together.
+        if fused.parts.keys() <= weights.keys():
+            whole = torch.empty(fused.shape)
+            for key, part in fused.parts.items():
+                part.of(whole).copy_(weights.pop(key))
+            weights[name] = whole
+    return _load(loader, folder.path, state_dict=weights, **options)
 
 
 def _load(loader: Any, path: Path, **options: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from rocket_core.errors import UnsupportedExportError
 from rocket_core.exports.gguf_file import GgufValue
 from rocket_core.exports.gguf_mixtures import (
+    GPT_OSS_MODULES,
     MIXTRAL_MODULES,
     MIXTURE_MODULES,
     SHARED_EXPERT_MODULES,
@@ -63,6 +64,8 @@ class Family:
         full_heads: whether the heads of queries must be as wide as the states together.
         equal_heads: whether there must be as many heads of keys as of queries.
         mixture: its experts; None if it has none.
+        rounds_yarn: whether llama.cpp rounds the ends of the range of YaRN though the settings do not, in its own files
+            as well.
     """
 
     arch: str
@@ -78,6 +81,7 @@ class Family:
     full_heads: bool = False
     equal_heads: bool = False
     mixture: Mixture | None = None
+    rounds_yarn: bool = False
 
 
 _LLAMA = Family(arch="llama", modules=_ATTENTION | _NORMS | _MLP, interleaved=True, biased=True, ropes=("llama3",))
@@ -131,6 +135,15 @@ FAMILIES: Mapping[str, Family] = {
         full_heads=True,
         equal_heads=True,
         mixture=Mixture(sizes={}, normalized=False),
+    ),
+    "GptOssForCausalLM": Family(
+        arch="gpt-oss",
+        modules=_ATTENTION | {"post_attention_layernorm": "post_attention_norm"} | GPT_OSS_MODULES,
+        biased=True,
+        layer_pattern=2,
+        untied=True,
+        mixture=Mixture(sizes={"expert_feed_forward_length": "intermediate_size"}, normalized=True),
+        rounds_yarn=True,
     ),
     "GemmaForCausalLM": _gemma("gemma", _NORMS),
     "Gemma2ForCausalLM": _gemma("gemma2", _FOUR_NORMS, 2),
@@ -260,7 +273,7 @@ def _check(config: Mapping[str, Any], family: Family) -> None:
     if config.get("partial_rotary_factor", 1.0) != 1.0 and family.arch != "phi3":
         raise _refuse("rotations of a part of each head")
     _check_heads(config, family)
-    _check_gemma(config, family)
+    _check_windows(config, family)
     unsupported = None if family.mixture is None else unsupported_mixture(config, family.mixture)
     if unsupported is not None:
         raise _refuse(unsupported)
@@ -274,7 +287,7 @@ def _check_heads(config: Mapping[str, Any], family: Family) -> None:
         raise _refuse(f"{key_heads(config)} heads of keys, and {family.arch} has as many as of queries, {heads}")
 
 
-def _check_gemma(config: Mapping[str, Any], family: Family) -> None:
+def _check_windows(config: Mapping[str, Any], family: Family) -> None:
     pattern, layers = family.layer_pattern, int(config["num_hidden_layers"])
     if not pattern:
         return
@@ -282,6 +295,8 @@ def _check_gemma(config: Mapping[str, Any], family: Family) -> None:
     expected = ["full_attention" if (layer + 1) % pattern == 0 else "sliding_attention" for layer in range(layers)]
     if (types is not None and types != expected) or config.get("sliding_window_pattern", pattern) != pattern:
         raise _refuse(f"windows of attention in other layers than {family.arch} has them")
+    if family.mixture is not None:
+        return
     if config.get("use_bidirectional_attention"):
         raise _refuse("attention in both directions")
     # The largest model of each family has another scale, which llama.cpp knows by its number of layers.
@@ -325,7 +340,7 @@ def _local_theta(config: Mapping[str, Any]) -> float:
 
 
 def _rope_metadata(config: Mapping[str, Any], family: Family) -> dict[str, GgufValue]:
-    rope = _rope(config)
+    rope = _rope(config) | ({"truncate": True} if family.rounds_yarn else {})
     dimensions = int(head_dim(config) * rope.get("partial_rotary_factor", 1.0))
     metadata = {"rope.freq_base": _real(rope["rope_theta"]), "rope.dimension_count": _whole(dimensions)}
     if family.arch == "gemma3":

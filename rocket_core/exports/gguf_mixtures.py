@@ -1,8 +1,8 @@
 """Mixtures of experts that llama.cpp runs: names of their tensors, metadata, and what it computes. Loads no torch.
 
 References:
-    llama.cpp, `src/models/llama.cpp`, `qwen2moe.cpp`, `qwen3moe.cpp` and `olmoe.cpp` (tensors, weights of the chosen
-    experts), `src/llama-graph.cpp` (`build_moe_ffn`) and `conversion/` (metadata).
+    llama.cpp, `src/models/llama.cpp`, `qwen2moe.cpp`, `qwen3moe.cpp`, `olmoe.cpp` and `openai-moe.cpp` (tensors,
+    weights of the chosen experts), `src/llama-graph.cpp` (`build_moe_ffn`) and `conversion/` (metadata).
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,9 @@ from rocket_core.exports.gguf_file import GgufValue
 
 ROUTERS = frozenset({"ffn_gate_inp", "ffn_gate_inp_shexp"})
 """Modules that choose or weigh experts, by their names in llama.cpp; stored as F32."""
+
+SINKS = "self_attn.sinks"
+"""A parameter of a block, without the suffix that those of modules have."""
 
 MIXTURE_MODULES: dict[str, str] = {
     "mlp.gate": "ffn_gate_inp",
@@ -31,6 +34,12 @@ MIXTRAL_MODULES: dict[str, str] = {
     "block_sparse_moe.experts.w2": "ffn_down_exps",
 }
 
+GPT_OSS_MODULES: dict[str, str] = {
+    **MIXTURE_MODULES,
+    "mlp.router": "ffn_gate_inp",
+    SINKS: "attn_sinks",
+}
+
 SHARED_EXPERT_MODULES: dict[str, str] = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
@@ -40,6 +49,8 @@ SHARED_EXPERT_MODULES: dict[str, str] = {
 """Modules of an expert that reads all tokens."""
 
 _MOST_EXPERTS = 1024
+# What llama.cpp computes between the layers of gpt-oss's experts; no other family has such settings.
+_SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +88,8 @@ def unsupported_mixture(config: Mapping[str, Any], mixture: Mixture) -> str | No
     if bool(config.get("norm_topk_prob", mixture.normalized)) != mixture.normalized:
         computed = "scales their weights to a sum of 1" if mixture.normalized else "takes their weights as they are"
         return f"norm_topk_prob {not mixture.normalized}, and llama.cpp {computed}"
+    if any(config.get(key, value) != value for key, value in _SWIGLU.items()):
+        return f"other activations of experts than with {_SWIGLU}"
     if config.get("clip_qkv") is not None:
         return "clipped queries, keys and values (clip_qkv)"
     return None

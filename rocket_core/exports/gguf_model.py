@@ -18,10 +18,10 @@ from rocket_core.exports.gguf_families import (
     rope_factors,
 )
 from rocket_core.exports.gguf_file import GgufValue, Storage, gguf_bytes
-from rocket_core.exports.gguf_mixtures import ROUTERS, expert_count
+from rocket_core.exports.gguf_mixtures import ROUTERS, SINKS, expert_count
 from rocket_core.exports.gguf_tokenizer import tokenizer_metadata
 
-_BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+?)(?:\.(weight|bias))?")
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)(\..+)")
 _WRITTEN = re.compile(r"blk\.(\d+)\.([^.]+)\.(weight|bias)")
 _HEAD = "lm_head.weight"
@@ -136,7 +136,7 @@ class GgufPlan:
             raise UnsupportedExportError(f"llama.cpp's {self.family.arch} has no tensor for {key}")
         turned = self.family.interleaved and module in {"attn_q", "attn_k"}
         return TensorRules(
-            name=f"blk.{block[1]}.{module}.{block[3]}",
+            name=f"blk.{block[1]}.{module}.{block[3] or 'weight'}",
             head_rows=self.head_rows if turned else 0,
             shift=shift,
             exact=module in ROUTERS or module.endswith("norm"),
@@ -196,6 +196,8 @@ class GgufPlan:
         module = {known: module for module, known in self.family.modules.items()}.get(block[2]) if block else None
         if block is None or module is None:
             raise UnsupportedExportError(f"llama.cpp's {self.family.arch} has no tensor {name}")
+        if module == SINKS:
+            return (f"model.layers.{block[1]}.{SINKS}",)
         before, experts, projection = module.partition(".experts.")
         modules = [f"{before}.experts.{number}.{projection}" for number in range(self.experts)] if experts else [module]
         return tuple(f"model.layers.{block[1]}.{module}.{block[3]}" for module in modules)

@@ -66,6 +66,8 @@ def features(stock: StockLayer) -> tuple[int, int]:
 def install_layer(model: PreTrainedModel, name: str, layer: StoredLayer) -> None:
     """Replace a stock layer; with an embedding, also the heads and embeddings that are tied to it."""
     others = tied_layers(model, name) if isinstance(layer, QuantizedEmbedding) else []
+    if isinstance(layer, QuantizedEmbedding):
+        model.resize_token_embeddings = functools.partial(_keep_size, model)  # type: ignore[method-assign]
     model.set_submodule(name, layer)
     for other in others:
         assert isinstance(layer, QuantizedEmbedding)
@@ -85,6 +87,28 @@ def _tied_layer(model: PreTrainedModel, name: str, embedding: QuantizedEmbedding
     if bias is not None:
         _keep_bias(model)
     return TiedLinear(embedding, bias=bias, layer_name=name)
+
+
+def _keep_size(
+    model: PreTrainedModel,
+    new_num_tokens: int | None = None,
+    pad_to_multiple_of: int | None = None,
+    mean_resizing: bool = True,  # noqa: ARG001 (of the base class)
+) -> nn.Embedding:
+    """Return the token embedding of a model with a quantized table if it has the requested size already.
+
+    Raises:
+        RocketError: it has another size, and codes cannot be resized.
+    """
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding), "one of these is quantized"
+    size = embedding.num_embeddings
+    wanted = size if new_num_tokens is None else new_num_tokens
+    if wanted != size or size % (pad_to_multiple_of or 1):
+        raise RocketError(
+            f"the token embedding is quantized, and its {size} rows cannot be resized; call model.dequantize() first"
+        )
+    return embedding
 
 
 def _keep_bias(model: PreTrainedModel) -> None:
@@ -224,7 +248,7 @@ def restore_layers(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
         assert isinstance(weight, nn.Parameter)
         model.set_submodule(name, _stock_tied(layer, weight).train(layer.training))
         model.all_tied_weights_keys.pop(f"{name}.weight_scale", None)
-    for attribute in ("_adjust_bias", "tie_weights"):  # those of `_keep_bias`
+    for attribute in ("_adjust_bias", "tie_weights", "resize_token_embeddings"):  # those of `install_layer`
         vars(model).pop(attribute, None)
 
 

@@ -25,7 +25,8 @@ from rocket_core.estimates.footprint import (
 from rocket_core.estimates.healing import healing_footprint
 from rocket_core.estimates.tower_footprint import TowerShape, patch_numbers, tower_workload
 from rocket_core.evaluation.models import predicts_tokens
-from rocket_core.inspection.checks.feasibility import reach_of_layers
+from rocket_core.inspection.checks.feasibility import may_be_needless, reach_of_layers
+from rocket_core.inspection.checks.model_reach import remark_on_rows
 from rocket_core.inspection.headers.model_fields import active_part, input_bytes
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
@@ -163,9 +164,9 @@ def reach_of_run(run: Run) -> Reach:
     """
     names = [name for block in run.layers for name in block]
     tables = [table.name for table in run.tables] if run.config.decides_tables else []
-    target = run.config.target
+    target, layers = run.config.target, {name: run.architecture.shape(name) for name in names}
     reach = reach_of_layers(
-        [run.architecture.shape(name) for name in names],
+        layers.values(),
         itemsize=run.dtype.itemsize,
         other_bytes=bytes_beside(run, names + tables),
         quantizes=run.config.quantizes,
@@ -174,7 +175,8 @@ def reach_of_run(run: Run) -> Reach:
         tables=[run.architecture.shape(name) for name in tables],
     )
     is_of_bytes = run.checkpoint.coded is not None and reach.unit == "bytes"
-    return replace(reach, original=sum(map(run.original_bytes, names + tables))) if is_of_bytes else reach
+    original = sum(map(run.original_bytes, names + tables)) if is_of_bytes else None
+    return replace(reach, original=original, remark=remark_on_rows(layers, run.config))
 
 
 def decoded_target(run: Run, target: Target) -> Target:
@@ -196,6 +198,18 @@ def check_target(run: Run) -> None:
     """
     if run.config.target is not None:
         reach_of_run(run).check(run.config.target)
+
+
+def check_needed(run: Run, target: Target) -> None:
+    """Raise an error if the model is as small as requested, so that a compression would change nothing.
+
+    Raises:
+        InvalidConfigError: it is.
+    """
+    is_coded = run.checkpoint.coded is not None
+    if may_be_needless(run.config, is_coded=is_coded):
+        stored_bytes = run.checkpoint.weights.stored_bytes if is_coded else None
+        reach_of_run(run).check_needed(target, stored_bytes=stored_bytes)
 
 
 def check_benchmark(run: Run) -> int:

@@ -16,6 +16,7 @@ from rocket_core.errors import (
     InfeasibleBudgetError,
     InvalidConfigError,
 )
+from rocket_core.exports.output_folder import check_unused
 from rocket_core.hub.repository import HubAccess, offline
 from rocket_core.linalg.rough_products import fast_products
 from rocket_core.pipeline.observer import Observer
@@ -32,7 +33,7 @@ from rocket_core.pipeline.report_builder import (
     totals_report,
     without_paths,
 )
-from rocket_core.pipeline.requirements import decoded_target
+from rocket_core.pipeline.requirements import check_needed, decoded_target
 from rocket_core.pipeline.run_coverage import coverage_of_run
 from rocket_core.pipeline.stages.artifact_size import unallocated_bytes
 from rocket_core.pipeline.stages.compress import compress_layers
@@ -97,11 +98,14 @@ def compress(
     output, target = Path(output), config.target
     if target is None:
         raise InvalidConfigError("specify a ratio, a target size in bytes (target_bytes) or bits per weight (bits)")
+    if not resume:
+        check_unused(output, config.export)
     with _open_run(output, config, observer, meter, download) as (work, monitor):
         source = _find_source(model, revision, hub, config, monitor)
         with monitor.stage("preflight"):
             with offline():
                 run = prepare_run(source, config)
+                check_needed(run, target)
             identity = run_identity(run)
             finished = finished_report(output, identity, resume=resume)
             if finished is not None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import assert_never
 
-from rocket_core.errors import InfeasibleBudgetError
+from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from rocket_core.sizes.budget import BudgetUnit, bits_budget, parameter_budget
 from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
@@ -32,6 +32,7 @@ class Reach:
         other_bytes: bytes of the `rocket` artifact apart from these layers.
         unsure_bytes: what these may be more, where they are a lower bound.
         original: bytes of which a ratio is a fraction, where the checkpoint stores the layers in fewer than `dense`.
+        remark: what a refusal says about layers that stay dense, and what to do about them.
     """
 
     unit: BudgetUnit
@@ -43,6 +44,7 @@ class Reach:
     other_bytes: int = 0
     unsure_bytes: int = 0
     original: int | None = None
+    remark: str = ""
 
     @property
     def ratio(self) -> float:
@@ -74,8 +76,34 @@ class Reach:
         """
         ratio = self._ratio_for(target)
         if not self._allows(ratio):
-            raise InfeasibleBudgetError(self._refusal(target), nearest_ratio=self.ratio)
+            is_stuck = self.remark and self.smallest >= self.dense
+            refusal = "no selected layer can be made smaller" if is_stuck else self._refusal(target)
+            raise InfeasibleBudgetError(f"{refusal}{self.remark}", nearest_ratio=self.ratio)
         return ratio
+
+    def check_needed(self, target: Target, *, stored_bytes: int | None = None) -> None:
+        """Raise an error if the model meets a target as it is, so that a compression would change nothing.
+
+        Args:
+            target: the target.
+            stored_bytes: bytes of a checkpoint in few bits, of which only a size is judged; None for plain weights.
+
+        Raises:
+            InvalidConfigError: it does.
+        """
+        size_now = self._bytes_of(self.dense) + self.unsure_bytes if stored_bytes is None else stored_bytes
+        match target:
+            case ByRatio(ratio=0) if stored_bytes is None:
+                reason = "a ratio of 0 removes nothing; ask for more"
+            case ByBytes(target_bytes=size) if size >= size_now:
+                reason = f"the model takes {_size_up(size_now)} as it is; ask for less"
+            case ByBits(bits=bits) if stored_bytes is None and bits >= self._bits_of(self.dense):
+                reason = (
+                    f"the selected layers take {self._bits_of(self.dense):g} bits per weight as they are; ask for less"
+                )
+            case _:
+                return
+        raise InvalidConfigError(f"nothing is to be done: {reason}")
 
     def _ratio_for(self, target: Target) -> float:
         match target:

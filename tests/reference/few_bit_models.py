@@ -11,7 +11,14 @@ from compressed_tensors.compressors import ModelCompressor
 from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, FineGrainedFP8Config, GptOssConfig, GptOssForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    FineGrainedFP8Config,
+    GptOssConfig,
+    GptOssForCausalLM,
+)
 from transformers.integrations.finegrained_fp8 import Fp8Quantize
 
 from tests.reference.tiny_mixtures import MIXTURES, save_tiny_mixture
@@ -56,7 +63,9 @@ COMPRESSED = tuple(_GROUPS)
 
 
 def save_few_bits(scheme: str, folder: Path) -> Path:
-    """Write a complete checkpoint: `fp8 FAMILY`, `mxfp4`, or one of `COMPRESSED`."""
+    """Write a complete checkpoint: `deepseek_v3`, `fp8 FAMILY`, `mxfp4`, or one of `COMPRESSED`."""
+    if scheme == "deepseek_v3":
+        return _save_deepseek_v3(folder)
     if scheme.startswith("fp8 "):
         return save_fp8(scheme.removeprefix("fp8 "), folder)
     return _save_gpt_oss(folder) if scheme == "mxfp4" else _save_compressed(scheme, folder)
@@ -98,6 +107,29 @@ def code_fp8(folder: Path, block: tuple[int, int] = BLOCK) -> Path:
     replace_layers(folder, code)
     described = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": block}
     describe(folder, quantization_config=described)
+    return folder
+
+
+def _save_deepseek_v3(folder: Path) -> Path:
+    """Write a checkpoint with all that those of DeepSeek have, the block that predicts a second token included."""
+    config = MIXTURES["deepseek_v3"]().config.to_dict()
+    sizes = {"hidden_size": 160, "intermediate_size": 272, "moe_intermediate_size": 144, "kv_lora_rank": 32}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = DeepseekV3ForCausalLM(DeepseekV3Config(**config | sizes))
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    code_fp8(folder, (128, 128))
+    file, last = folder / "model.safetensors", f"model.layers.{config['num_hidden_layers'] - 1}."
+    tensors = load_file(file)
+    following = f"model.layers.{config['num_hidden_layers']}."
+    tensors |= {key.replace(last, following): value for key, value in tensors.items() if key.startswith(last)}
+    shared = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head", "shared_head.norm": "model.norm"}
+    tensors |= {f"{following}{key}.weight": tensors[f"{name}.weight"].clone() for key, name in shared.items()}
+    norms = {f"{following}{key}.weight": torch.ones(160, dtype=torch.bfloat16) for key in ("enorm", "hnorm")}
+    tensors |= {**norms, f"{following}eh_proj.weight": torch.zeros(160, 320, dtype=torch.bfloat16)}
+    save_file({key: value.clone() for key, value in tensors.items()}, file, metadata={"format": "pt"})
+    describe(folder, num_nextn_predict_layers=1)
     return folder
 
 

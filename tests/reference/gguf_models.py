@@ -11,6 +11,8 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -87,6 +89,11 @@ MIXTURES = {
         _QWEN | {"shared_expert_intermediate_size": 64, "norm_topk_prob": False},
     ),
     "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _QWEN | {"head_dim": 32, "norm_topk_prob": True}),
+    "gpt_oss": (
+        GptOssForCausalLM,
+        GptOssConfig,
+        _CHOSEN | {"num_local_experts": EXPERTS, "sliding_window": 16, "head_dim": 32, "rope_parameters": _YARN},
+    ),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig, _CHOSEN | {"num_experts": EXPERTS, "num_key_value_heads": 4}),
 }
 """Those of `MODELS` that are mixtures of experts."""
@@ -116,7 +123,7 @@ def build(name, **changes):
         for key, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
-            elif key.endswith("mlp.gate.weight"):
+            elif key.endswith(("mlp.gate.weight", "mlp.router.weight")):
                 parameter.copy_(torch.randn_like(parameter))
             elif "embed_tokens" in key:
                 parameter.copy_(torch.randn_like(parameter) * 0.3)

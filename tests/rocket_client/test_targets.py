@@ -2,7 +2,7 @@
 
 import pytest
 
-from rocket_client.errors import InvalidArgumentError
+from rocket_client.errors import InvalidArgumentError, ProblemError
 
 
 def only_job(client):
@@ -80,7 +80,8 @@ def test_both_clients_require_exactly_one_target(connect, server):
                     ask("local/tiny", **wrong)
         with pytest.raises(InvalidArgumentError, match="above 0, up to 16"):
             rocket.submit("local/tiny", bits=float("inf"))
-        assert rocket.submit("local/tiny", ratio=0).ratio == 0
+        with pytest.raises(ProblemError, match="a ratio of 0 removes nothing"):
+            rocket.submit("local/tiny", ratio=0)
         assert rocket.submit("local/tiny", bits=4).bits == 4
         assert rocket.estimate("local/tiny", bits=8).ratio == 0.5
         assert rocket.profile("local/tiny").kind == "profile"

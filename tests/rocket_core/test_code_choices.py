@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.shared.requests import JobRequest
 from rocket_core.config import KINDS, compression_config
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
-from rocket_core.inspection.checks.feasibility import check_any_selection, reach_of_layers
+from rocket_core.inspection.checks.feasibility import any_selection_allows, reach_of_layers
 from rocket_core.inspection.headers.weight_summary import WeightSummary
 from rocket_core.layers.code_stream import coded_bytes
 from rocket_core.sizes.code_format import (
@@ -132,16 +132,16 @@ def test_bits_out_of_reach_of_the_codes_are_refused():
     with pytest.raises(InfeasibleBudgetError, match=r"at least 4\.13; ask for that or more"):
         reach.check(ByBits(bits=4.1))
     weights = WeightSummary(dtype_bytes={"F16": 2**21}, block_shapes={(1024, 1024): 1})
-    with pytest.raises(InfeasibleBudgetError):
-        check_any_selection(weights, ByBits(bits=4.1), itemsize=2, quantizes=True, codes=codes)
+    config = compression_config(bits=4.1, code_bits=(4, 8), group_size=(64,), kinds=("quantized",))
+    assert not any_selection_allows(weights, config.target, config, 2)
 
 
 def test_zeros_and_factors_may_take_less_than_the_codes():
     weights = WeightSummary(dtype_bytes={"F16": 2**21}, block_shapes={(1024, 1024): 1})
     target = ByBits(bits=6)
-    check_any_selection(weights, target, itemsize=2, quantizes=True, codes=CodeChoices(bits=(8,)))
-    with pytest.raises(InfeasibleBudgetError):
-        check_any_selection(weights, target, itemsize=2, quantizes=True, codes=CodeChoices(bits=(8,), alone=True))
+    for kinds in (("quantized", "sparse"), ("quantized",)):
+        config = compression_config(bits=6, code_bits=(8,), kinds=kinds)
+        assert any_selection_allows(weights, target, config, 2) is ("sparse" in kinds)
 
 
 def test_one_number_is_sent_as_it_was_before_lists():

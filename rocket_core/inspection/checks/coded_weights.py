@@ -49,6 +49,8 @@ _PARTS = {
     "weight_global_scale": Scheme.NVFP4,
     "weight_packed": Scheme.PACKED,
 }
+# What ModelOpt calls them in hf_quant_config.json.
+_MODELOPT = {Scheme.FP8_SCALED: "FP8", Scheme.NVFP4: "NVFP4"}
 _SCALES = ("_scale", "_scales", "_scale_inv")
 _SMALL_FLOATS = ("F8_", "F6_", "F4")
 _INTEGERS = ("I", "U")
@@ -95,7 +97,17 @@ def check_plain(weights: WeightSummary, model: str) -> None:
             f"{model} stores weights as {found.scheme} (tensor {found.key!r}, {found.dtype}), which the "
             "quantization_config in its config.json does not describe, so that codes would be taken for weights; start "
             "from the original floating-point weights, or decode these with the library that wrote them"
+            f"{_advice(found)}"
         )
+
+
+def _advice(found: CodedWeight) -> str:
+    """Return what to do about weights that ModelOpt may have described elsewhere than in config.json."""
+    algorithm = _MODELOPT.get(found.scheme)
+    if algorithm is None:
+        return ""
+    described = f'"quantization_config": {{"quant_method": "modelopt", "quant_algo": "{algorithm}"}}'
+    return f". If hf_quant_config.json says that they are {algorithm} of ModelOpt, add {described} to config.json"
 
 
 def _coded(weights: WeightSummary) -> Iterator[CodedWeight]:

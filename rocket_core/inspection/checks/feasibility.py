@@ -4,9 +4,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, assert_never
 
 from rocket_core.config import CompressionConfig
+from rocket_core.engines import ROCKET
 from rocket_core.inspection.checks.engine_limits import check_engine
 from rocket_core.inspection.checks.model_reach import LayerSizes, reach_of_headers
 from rocket_core.inspection.checks.preconditions import check_ignore, check_vision, check_weights
+from rocket_core.inspection.headers.coded_tensors import coded_format
+from rocket_core.inspection.headers.layer_names import PREFIXES, family_of
 from rocket_core.inspection.headers.model_fields import check_sizes
 from rocket_core.inspection.headers.weight_summary import WeightSummary, item_bytes
 from rocket_core.sizes.budget import Shape
@@ -37,7 +40,8 @@ def check_feasible(
         AlreadyQuantizedError: most weights are not plain floating-point numbers.
         CheckpointFormatError: a size in config.json exceeds what the weights hold.
         InfeasibleBudgetError: the target cannot be reached.
-        InvalidConfigError: the engine does not run models in this dtype, or the model has no vision tower to include.
+        InvalidConfigError: the engine does not run models in this dtype, the model has no vision tower to include, or
+            is as small as requested.
         UnmatchedIgnoreError: a pattern of `ignore` matches no layer.
         UnsupportedArchitectureError: the model has nothing to compress, or the engine does not run it.
     """
@@ -46,19 +50,32 @@ def check_feasible(
     check_ignore(settings, weights, config.ignore, model)
     check_vision(settings, config, model)
     check_engine(settings, item_bytes(weights, config.dtype, model), config.reader, model)
+    itemsize = item_bytes(weights, config.dtype, model)
     match config.target:
-        case ByRatio() as target if not config.quantizes:
-            check_any_selection(weights, target)
-        case (ByRatio() | ByBits()) as target:
-            itemsize = item_bytes(weights, config.dtype, model)
-            codes = config.code_choices
-            check_any_selection(weights, target, itemsize=itemsize, quantizes=config.quantizes, codes=codes)
         case ByBytes() as target:
-            reach_of_headers(settings, weights, config, dense_file_bytes=dense_file_bytes()).check(target)
+            reach = reach_of_headers(settings, weights, config, dense_file_bytes=dense_file_bytes())
+        case (ByRatio() | ByBits()) as target:
+            if family_of(settings) not in PREFIXES and any_selection_allows(weights, target, config, itemsize):
+                return
+            reach = reach_of_headers(settings, weights, config)
         case ByFormat() | None:
-            pass
+            return
         case unknown:
             assert_never(unknown)
+    reach.check(target)
+    is_coded = coded_format(settings, model) is not None
+    if may_be_needless(config, is_coded=is_coded):
+        reach.check_needed(target, stored_bytes=weights.stored_bytes if is_coded else None)
+
+
+def may_be_needless(config: CompressionConfig, *, is_coded: bool) -> bool:
+    """Return whether a target that the model meets leaves nothing to do: neither a dtype nor the format changes.
+
+    Args:
+        config: the compression.
+        is_coded: whether the checkpoint stores weights in few bits, which other engines do not read.
+    """
+    return config.dtype == "auto" and (config.reader is ROCKET or not is_coded)
 
 
 def reach_of_layers(
@@ -90,15 +107,10 @@ def reach_of_layers(
     return sizes.reach(known, other_bytes=other_bytes)
 
 
-def check_any_selection(
-    weights: WeightSummary,
-    target: ByRatio | ByBits,
-    *,
-    itemsize: int = 1,
-    quantizes: bool = False,
-    codes: CodeChoices = ANY_CODES,
-) -> None:
-    """Raise an error if a target cannot be reached, whichever of a model's weights are the compressible layers.
+def any_selection_allows(
+    weights: WeightSummary, target: ByRatio | ByBits, config: CompressionConfig, itemsize: int
+) -> bool:
+    """Return whether a target can be reached for some of a model's weights, as they may not all be compressible layers.
 
     If each layer keeps more than its share of the budget, so does every sum of layers. A weight may be stored in either
     orientation; the one that keeps less is used.
@@ -106,14 +118,9 @@ def check_any_selection(
     Args:
         weights: summary of the safetensors headers.
         target: the ratio, or the bits per weight.
-        itemsize: bytes of a stored number; of no account for a ratio of parameters.
-        quantizes: whether layers may be quantized.
-        codes: the formats that they may have.
-
-    Raises:
-        InfeasibleBudgetError: no layer's profile reaches the target.
+        config: the compression.
+        itemsize: bytes of a stored number.
     """
-    sizes = LayerSizes(itemsize=itemsize, counts_bytes=quantizes, codes=codes)
-    shapes = {shape: count for shape, count in weights.block_shapes.items() if min(shape) > 0}
-    if not any(sizes.reach([sizes.either_way(shape, 1)]).allows(target) for shape in shapes):
-        sizes.reach([sizes.either_way(shape, count) for shape, count in shapes.items()]).check(target)
+    sizes = LayerSizes(itemsize=itemsize, counts_bytes=config.quantizes, codes=config.code_choices)
+    shapes = [shape for shape in weights.block_shapes if min(shape) > 0]
+    return any(sizes.reach([sizes.of(*way)]).allows(target) for shape in shapes for way in (shape, shape[::-1]))

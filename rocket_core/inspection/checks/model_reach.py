@@ -32,6 +32,8 @@ _GGUF_ALIGNMENT = 32
 # Bytes of the tokenizer in a GGUF file for each token, its share of the merges included: more than tokenizers of the
 # families that are written for llama.cpp have (60 in that of Llama 3).
 _TOKEN_BYTES = 96
+# Bounds on what messages show of a checkpoint: lengths of rows, names for each, characters of a name.
+_MOST_SHOWN, _MOST_CHARACTERS = 8, 64
 # Last parts of the names of matrices that may be routers, which are left alone.
 _ROUTERS = frozenset({"gate", "router", "wg", "classifier"})
 
@@ -102,16 +104,6 @@ class LayerSizes:
         fewest = dense if codes is None else min(dense, codes)
         return LayerSize(dense=dense, smallest=fewest, certain=fewest, parameters=parameters)
 
-    def either_way(self, shape: Shape, count: int) -> LayerSize:
-        """Return the size of a number of weights whose orientation is unknown."""
-        one, other = self.of(*shape), self.of(*reversed(shape))
-        return LayerSize(
-            dense=count * one.dense,
-            smallest=count * min(one.smallest, other.smallest),
-            certain=count * max(one.certain, other.certain),
-            parameters=count * one.parameters,
-        )
-
     def reach(self, sizes: Collection[LayerSize], *, other_bytes: int = 0) -> Reach:
         """Return the reach of layers together."""
         return Reach(
@@ -174,7 +166,7 @@ def reach_of_headers(
         codes=config.code_choices,
     )
     known = [*_layer_sizes(sizes, layers), *_table_sizes(sizes, tables)]
-    reach = sizes.reach(known)
+    reach = replace(sizes.reach(known), remark=remark_on_rows(layers, config))
     if not isinstance(config.target, ByBytes):
         return replace(reach, other_bytes=max(0, weights.parameters * itemsize - reach.dense * reach.unit_bytes))
     stored = {**layers, **tables.shapes}
@@ -194,6 +186,28 @@ def reach_of_headers(
         return replace(reach, other_bytes=others + headers)
     # The names of parts that are split, such as the biases of experts, are not known.
     return replace(reach, other_bytes=others, unsure_bytes=2 * headers + mixed)
+
+
+def remark_on_rows(layers: Mapping[str, Shape], config: CompressionConfig) -> str:
+    """Return what to say about layers that fit no format of the engine; empty if all fit.
+
+    Args:
+        layers: `(d_in, d_out)` of each selected layer.
+        config: the compression.
+    """
+    unfit: dict[int, dict[str, None]] = {}
+    for name, shape in layers.items():
+        if config.quantizes and fewest_bytes(*shape, config.code_choices) is None:
+            unfit.setdefault(shape[0], {})[last_part(name)[:_MOST_CHARACTERS]] = None
+    if not unfit:
+        return ""
+    lengths = sorted(unfit.items())[:_MOST_SHOWN]
+    rows = " and of ".join(f"{length} inputs ({', '.join([*names][:_MOST_SHOWN])})" for length, names in lengths)
+    form = "block type" if config.code_choices.blocks else "format"
+    return (
+        f". Rows of {rows} fit no {form} of {config.reader.title}, so that these layers stay as they are; the engine "
+        "rocket compresses rows of any length"
+    )
 
 
 def _layer_sizes(sizes: LayerSizes, layers: Mapping[str, Shape]) -> Iterator[LayerSize]:

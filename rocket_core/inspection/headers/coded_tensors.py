@@ -1,6 +1,7 @@
 """Weights in few bits that can be decoded, as config.json describes them and headers show them. Loads no torch."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from rocket_core.inspection.headers.coding_schemes import PACKED_BITS, SCHEMES, 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 # No known model has more than a few.
 _MAX_GROUPS = 64
+_NUMBER = re.compile(r"\.layers\.([0-9]{1,6})\.")
 _UNSPECIFIED = "of a kind that is not known"
 # Last parts of the names of tensors that only arithmetic in few bits needs: scales of activations and of the cache.
 _UNUSED = frozenset(
@@ -62,12 +64,15 @@ class CodedFormat:
         schemes: schemes of its weights.
         options: what config.json says about the codes; several where groups of layers differ.
         dtype: safetensors name of the dtype in which the model computes.
+        blocks: the model's blocks, after which others follow that predict further tokens and that transformers does not
+            run, as in DeepSeek-V3; None if none follow.
     """
 
     title: str
     schemes: tuple[Scheme, ...]
     options: tuple[Mapping[str, Any], ...]
     dtype: str
+    blocks: int | None = None
 
     @property
     def is_approximation(self) -> bool:
@@ -77,7 +82,7 @@ class CodedFormat:
     def decoded(self, headers: Iterable[TensorHeader], model: str) -> list[TensorHeader]:
         """Return the tensors of a checkpoint with coded weights as they are once decoded, a `CodedTensor` each.
 
-        Left out are tensors that only arithmetic in few bits needs.
+        Left out are tensors that only arithmetic in few bits needs, and blocks that transformers does not run.
 
         Args:
             headers: all tensors.
@@ -103,7 +108,8 @@ class CodedFormat:
                 "belongs to these weights, or remove quantization_config if they are plain floating-point numbers"
             )
         plain = (header for key, header in by_name.items() if key not in taken)
-        return [*(header for header in plain if header.key.rpartition(".")[2] not in _UNUSED), *found]
+        used = [*(header for header in plain if header.key.rpartition(".")[2] not in _UNUSED), *found]
+        return [header for header in used if self.blocks is None or _block(header.key) < self.blocks]
 
     def _coded(self, header: TensorHeader, headers: Parts, scheme: Scheme, model: str) -> CodedTensor | None:
         parts = scheme.parts(header, headers)
@@ -159,7 +165,14 @@ def coded_format(config: Mapping[str, Any], model: str) -> CodedFormat | None:
     if len(schemes) < len(methods):
         raise refused_format(model, named)
     title = f"{named} ({', '.join(methods)})" if method == "compressed-tensors" else named
-    return CodedFormat(title=title, schemes=schemes, options=options, dtype=_compute_dtype(config))
+    blocks = config.get("num_hidden_layers") if config.get("num_nextn_predict_layers") else None
+    return CodedFormat(
+        title=title,
+        schemes=schemes,
+        options=options,
+        dtype=_compute_dtype(config),
+        blocks=blocks if type(blocks) is int else None,
+    )
 
 
 def refused_format(model: str, named: str) -> AlreadyQuantizedError:
@@ -170,6 +183,12 @@ def refused_format(model: str, named: str) -> AlreadyQuantizedError:
     )
 
 
+def _block(key: str) -> int:
+    """Return the number of the block that a tensor belongs to; -1 for none."""
+    found = _NUMBER.search(key)
+    return int(found[1]) if found else -1
+
+
 def _variant(settings: Mapping[str, Any]) -> object:
     """Return the method of a description other than of compressed-tensors, or None if it is a variant not read."""
     method = settings.get("quant_method")
@@ -177,7 +196,7 @@ def _variant(settings: Mapping[str, Any]) -> object:
         "gptq": settings.get("bits") in PACKED_BITS,
         "awq": settings.get("bits") == 4 and settings.get("version", "gemm") == "gemm",
         "bitsandbytes": settings.get("load_in_8bit") is True and not settings.get("load_in_4bit"),
-        "modelopt": settings.get("quant_algo") == "FP8",
+        "modelopt": settings.get("quant_algo") in ("FP8", "NVFP4"),
     }
     return method if readable.get(str(method), True) else None
 

@@ -18,6 +18,9 @@ Parts = Mapping[str, TensorHeader]
 PACKED_BITS = (2, 4, 8)
 """Bits of which a 32-bit word has a whole number; others are packed differently by different versions."""
 
+MODELOPT_FP4: Mapping[str, Any] = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+"""NVFP4 of ModelOpt, in the words of compressed-tensors."""
+
 _FP8 = ("F8_E4M3", "F8_E5M2")
 # Where config.json does not say how many, as in transformers.
 _FP8_BLOCK = (128, 128)
@@ -31,6 +34,7 @@ class Coding(StrEnum):
     COMPRESSED = "compressed"
     COMPRESSED_PACKED = "compressed_packed"
     COMPRESSED_FP4 = "compressed_fp4"
+    MODELOPT_FP4 = "modelopt_fp4"
     GPTQ = "gptq"
     AWQ = "awq"
     BITSANDBYTES_8 = "bitsandbytes_8"
@@ -141,6 +145,12 @@ def _shape_of_fp4(parts: Parts, options: Mapping[str, Any]) -> tuple[int, ...] |
     return shape if _is_scaled(shape, parts, options) else None
 
 
+def _shape_of_modelopt_fp4(parts: Parts, _options: Mapping[str, Any]) -> tuple[int, ...] | None:
+    codes, scale = parts[""].shape, parts["_scale"].shape
+    fits = len(codes) == 2 and scale == (codes[0], 2 * codes[1] // MODELOPT_FP4["group_size"])
+    return (codes[0], 2 * codes[1]) if fits and math.prod(parts["_scale_2"].shape) == 1 else None
+
+
 def _is_scaled(shape: tuple[int, ...], parts: Parts, options: Mapping[str, Any]) -> bool:
     """Return whether scales of compressed-tensors are as many as a description says."""
     scale, (rows, columns) = parts["_scale"].shape, shape
@@ -223,6 +233,14 @@ SCHEMES: tuple[Scheme, ...] = (
     ),
     _fp4("nvfp4-pack-quantized", "_global_scale"),
     _fp4("mxfp4-pack-quantized"),
+    Scheme(
+        name=Coding.MODELOPT_FP4,
+        method="modelopt",
+        codes="",
+        dtypes=("U8",),
+        needed=("_scale", "_scale_2"),
+        shape=_shape_of_modelopt_fp4,
+    ),
     Scheme(
         name=Coding.GPTQ,
         method="gptq",

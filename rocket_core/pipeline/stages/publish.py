@@ -10,6 +10,7 @@ from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig
 from rocket_core.engines import ExportKind
 from rocket_core.errors import InvalidConfigError
 from rocket_core.exports.artifact_folder import REPORT_NAME, write_description, write_report
+from rocket_core.exports.output_folder import check_without, is_of_another_run
 from rocket_core.pipeline.report_builder import without_paths
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -66,10 +67,7 @@ def finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> Com
         # A run killed after its last move may have left this.
         shutil.rmtree(output / WORK_FOLDER_NAME, ignore_errors=True)
         return finished
-    raise InvalidConfigError(
-        f"{output} already holds the result of another compression; choose another output folder, or remove what is "
-        "there"
-    )
+    raise is_of_another_run(output)
 
 
 def check_same_measurements(finished: CompressionReport, config: CompressionConfig, output: Path) -> None:
@@ -93,9 +91,5 @@ def check_same_measurements(finished: CompressionReport, config: CompressionConf
 
 def check_output_free(output: Path, work: WorkFolder, exports: Iterable[ExportKind]) -> None:
     """Raise an error if folders that this run would write to exist and are not its own."""
-    occupied = [kind for kind in exports if (output / kind).exists()]
-    if occupied and not work.is_publishing:
-        raise InvalidConfigError(
-            f"{output} already holds {occupied[0]}, which this run has not made; choose another output folder, or "
-            "remove what is there"
-        )
+    if not work.is_publishing:
+        check_without(output, exports)

@@ -13,11 +13,9 @@ from rocket_core.calibration.samples import CalibrationInputs, RowCounts
 from rocket_core.calibration.sensitivity import Sensitivity, token_weights
 from rocket_core.candidates import LayerProfile
 from rocket_core.checkpoint import TensorEntry
-from rocket_core.errors import (
-    InvalidConfigError,
-    WorkFolderBusyError,
-    WorkFolderError,
-)
+from rocket_core.config import RUN_NAME
+from rocket_core.errors import WorkFolderBusyError, WorkFolderError
+from rocket_core.exports.output_folder import is_unfinished
 from rocket_core.layers import LayerEntry
 from rocket_core.linalg.whitening import Eigenbasis
 from rocket_core.pipeline.state.files import (
@@ -62,9 +60,7 @@ class WorkFolder:
         """
         if self.is_claimed:
             if not resume:
-                raise InvalidConfigError(
-                    f"{self.path} holds the work of an unfinished run; resume it, or remove that folder to start afresh"
-                )
+                raise is_unfinished(self.path)
             _check_identity(self.path, read_model(self._identity_file, RunIdentity), identity)
 
     def claim(self, identity: RunIdentity, inputs: CalibrationInputs) -> None:
@@ -146,7 +142,7 @@ class WorkFolder:
 
     @property
     def _identity_file(self) -> Path:
-        return self.path / "run.json"
+        return self.path / RUN_NAME
 
     @property
     def _inputs_file(self) -> Path:

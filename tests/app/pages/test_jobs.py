@@ -228,6 +228,21 @@ def test_a_job_of_one_format_shows_its_bits(page, client):
         assert "gptq, 3 bits" in page("GET", path).text
 
 
+@pytest.mark.parametrize("path", ["/", "/ui/jobs", "/ui/rows", "/ui/jobs/{}"])
+@pytest.mark.parametrize("code", ["infeasible_budget", "worker_lost"])
+def test_a_failure_that_would_recur_leads_to_other_settings(path, code, page, worker, client):
+    job = client.post("/jobs", json=BODY | {"ratio": None, "bits": 5}).json()["id"]
+    worker.fail(job, JobError(code=code, message="5 bits <are> out of reach: ask for 6 or more"))
+    text = page("GET", path.format(job)).text
+    link = re.search(r'href="(/ui/new\?[^"]+)">Change settings', text)
+    recurs = code == "infeasible_budget"
+    assert (link is not None) is recurs
+    assert (f'action="/ui/jobs/{job}/retry"' in text) is not recurs
+    if link is not None:
+        assert "5 bits &lt;are&gt; out of reach: ask for 6 or more" in text
+        assert dict(parse_qsl(urlsplit(unescape(link[1])).query))["bits"] == "5.0"
+
+
 def test_a_job_for_bits_shows_them(page, client):
     job = client.post("/jobs", json=BODY | {"ratio": None, "bits": 4}).json()
     for path in ("/", f"/ui/jobs/{job['id']}"):
@@ -237,9 +252,9 @@ def test_a_job_for_bits_shows_them(page, client):
 @pytest.mark.parametrize(
     ("target", "fields"),
     [
-        ({"ratio": 0.0}, {"target": "ratio", "ratio": "0.0"}),
+        ({"ratio": 0.05}, {"target": "ratio", "ratio": "0.05"}),
         ({"ratio": 0.45}, {"target": "ratio", "ratio": "0.45"}),
-        ({"ratio": None, "target_bytes": 4_000_000}, {"target": "size", "size": "4000000"}),
+        ({"ratio": None, "target_bytes": 120_000}, {"target": "size", "size": "120000"}),
         ({"ratio": None, "bits": 4.5}, {"target": "bits", "bits": "4.5"}),
     ],
 )

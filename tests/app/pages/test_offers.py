@@ -1,4 +1,4 @@
-"""What the page of a profile offers is what a job accepts."""
+"""What the page of a profile offers is what a job accepts, unless it leaves nothing to do."""
 
 import json
 
@@ -9,6 +9,7 @@ from app.pages.what_if import Question, WhatIf
 from app.services.judgement import judge
 from app.services.questions import Question as Judged
 from rocket_core.config import compression_config
+from rocket_core.errors import InvalidConfigError
 from rocket_core.pipeline import ProfileCache, compress, profile_model
 from tests.reference.tiny_models import save_tiny_model
 from tests.sampling import sweep
@@ -45,17 +46,20 @@ def test_a_job_is_accepted_at_both_ends_of_each_slider(family, unit, tmp_path):
         others = predictor.profile.bytes_beside(len(allocation.choices))
         stored = sum(candidate.stored_bytes for _, candidate in predictor.chosen(allocation))
         request = read_compression({"model_id": "local/tiny", **one.job_fields(others + stored)})
-        judge(
-            Judged(
-                request=request,
-                folder=str(folder),
-                hub=None,
-                dataset="builtin",
-                model_bytes=None,
-                is_estimate=True,
-                requires_isolation=False,
-            )
+        question = Judged(
+            request=request,
+            folder=str(folder),
+            hub=None,
+            dataset="builtin",
+            model_bytes=None,
+            is_estimate=True,
+            requires_isolation=False,
         )
+        if all(candidate.kind == "dense" for _, candidate in predictor.chosen(allocation)):
+            with pytest.raises(InvalidConfigError, match="nothing is to be done"):
+                judge(question)
+            continue
+        judge(question)
         sent = json.loads(request.model_dump_json())
         target = {name: sent[name] for name in ("ratio", "target_bytes", "bits")}
         report = compress(

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from compressed_tensors.entrypoints.convert.converters import ModelOptNvfp4Converter
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, FineGrainedFP8Config, Mxfp4Config
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
@@ -12,8 +13,8 @@ from rocket_core.hub.requests import read_settings, read_weights
 from rocket_core.inspection.headers.coded_tensors import coded_format
 from rocket_core.inspection.headers.coding_schemes import SCHEMES, Coding
 from rocket_core.models.architecture import build_architecture, read_config
-from tests.reference.few_bit_models import COMPRESSED, save_few_bits, save_fp8
-from tests.reference.tiny_mixtures import inputs
+from tests.reference.few_bit_models import COMPRESSED, describe, save_few_bits, save_fp8
+from tests.reference.tiny_mixtures import inputs, save_tiny_mixture
 
 
 def opened(folder):
@@ -100,6 +101,54 @@ def packed(codes, bits=4, order=range(8)):
     for place, column in enumerate(order):
         words |= codes[:, column :: len(order)].long() << (bits * place)
     return words.to(torch.uint32).view(torch.int32)
+
+
+@pytest.mark.parametrize("second", [torch.tensor(0.05), torch.tensor([0.05])])
+def test_nvfp4_of_modelopt_is_decoded_as_defined(second, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (32, 48), generator=generator)
+    scale = (torch.rand(32, 3, generator=generator) * 400).to(torch.float8_e4m3fn)
+    # A sign, two bits of exponent and one of mantissa; the lower half of a byte comes first.
+    halves = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = torch.cat([halves, -halves])[codes]
+    tensors = {"weight": (codes[:, ::2] | (codes[:, 1::2] << 4)).byte(), "weight_scale": scale}
+    tensors |= {"weight_scale_2": second, "input_scale": torch.tensor(0.1)}
+    decoded = opened_layer(tmp_path, tensors, {"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    expected = values * (scale.float() * second.float()).repeat_interleave(16, 1)
+    # compressed-tensors computes in bfloat16.
+    torch.testing.assert_close(decoded, expected, rtol=2**-8, atol=0)
+
+
+def test_nvfp4_of_modelopt_is_what_compressed_tensors_converts(tmp_path):
+    folder = save_few_bits("nvfp4-pack-quantized", tmp_path / "model")
+    expected, tensors = logits(folder), load_file(folder / "model.safetensors")
+    for key in [key for key in tensors if key.endswith("weight_packed")]:
+        stem = key.removesuffix("weight_packed")
+        tensors[f"{stem}weight"] = tensors.pop(key)
+        tensors[f"{stem}weight_scale_2"] = 1 / tensors.pop(f"{stem}weight_global_scale")
+    converter = ModelOptNvfp4Converter(targets=[r"re:.*_proj$"])
+    assert sum(key.endswith("weight_packed") for key in converter.validate(dict(tensors))) > 4
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    describe(folder, quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    torch.testing.assert_close(logits(folder), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_experts_of_llama_4_share_a_scale_for_each_output(tmp_path):
+    folder = save_tiny_mixture("llama4", tmp_path)
+    plain, stored = load_file(folder / "model.safetensors"), {}
+    for key, weight in plain.items():
+        if weight.ndim == 3:
+            scale = weight.abs().amax(1, keepdim=True) / 448
+            stored |= {key: (weight / scale).to(torch.float8_e4m3fn), f"{key}_scale": scale}
+    assert {key.rpartition(".")[2] for key in stored} > {"gate_up_proj", "gate_up_proj_scale"}
+    save_file(plain | stored, folder / "model.safetensors", metadata={"format": "pt"})
+    describe(folder, dtype="float32", quantization_config={"quant_method": "fbgemm_fp8"})
+    entries = opened(folder).entries
+    for key in (key for key in stored if not key.endswith("_scale")):
+        expected = stored[key].float() * stored[f"{key}_scale"]
+        assert torch.equal(entries[key].read(), expected)
+        assert torch.equal(entries[key].row(1, "one").read(), expected[1])
+    assert logits(folder).isfinite().all()
 
 
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])

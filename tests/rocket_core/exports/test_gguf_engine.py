@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rocket_core.experts import unfuse
 from rocket_core.exports.gguf_blocks import pack_blocks
 from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.exports.gguf_writer import GgufSource, write_model
@@ -29,11 +30,20 @@ TEXTS = (
 )
 
 
+def tensors_of(folder):
+    """Return the tensors of a checkpoint; those of experts that transformers stores in one tensor, each."""
+    if json.loads((folder / "config.json").read_text())["model_type"] != "gpt_oss":
+        return load_file(folder / "model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    unfuse(model)
+    return model.state_dict()
+
+
 def export(folder, path, choose=lambda key, shape: "F32"):
     """Write a model with every matrix rounded to nearest, and return the rounded weights."""
     plan = plan_gguf(json.loads((folder / "config.json").read_text()), folder, name="test")
     rounded, sources = {}, []
-    for key, tensor in load_file(folder / "model.safetensors").items():
+    for key, tensor in tensors_of(folder).items():
         storage = choose(key, tuple(tensor.shape)) if tensor.ndim == 2 else "F32"
         read, rounded[key] = tensor, tensor.float()
         if storage in BLOCK_FORMATS:
@@ -50,6 +60,11 @@ def export(folder, path, choose=lambda key, shape: "F32"):
 
 def reconstruction(folder, rounded, copy):
     """Return the model with rounded weights, out of a checkpoint of them."""
+    if "model.layers.0.self_attn.sinks" in rounded:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        unfuse(model)
+        model.load_state_dict(rounded)
+        return model
     copy.mkdir()
     (copy / "config.json").write_bytes((folder / "config.json").read_bytes())
     save_file({key: tensor.contiguous() for key, tensor in rounded.items()}, copy / "model.safetensors")

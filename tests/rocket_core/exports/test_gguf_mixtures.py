@@ -14,7 +14,13 @@ from tests.rocket_core.exports.test_gguf_engine import TEXTS, agree, export, rec
 
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "initializer_range": 0.05, "num_hidden_layers": 1}
 QWEN = SIZES | {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512}
-WIDE = {"mixtral": SIZES, "qwen2_moe": QWEN, "qwen3_moe": QWEN | {"head_dim": 128}, "olmoe": SIZES}
+WIDE = {
+    "mixtral": SIZES,
+    "qwen2_moe": QWEN,
+    "qwen3_moe": QWEN | {"head_dim": 128},
+    "olmoe": SIZES,
+    "gpt_oss": SIZES | {"head_dim": 64},
+}
 
 
 def types_of_tensors():
@@ -23,7 +29,7 @@ def types_of_tensors():
 
     def choose(key, shape):
         tensor = re.sub(r"experts\.\d+", "experts", key)
-        routes = tensor.endswith((".gate.weight", "shared_expert_gate.weight"))
+        routes = tensor.endswith((".gate.weight", ".router.weight", "shared_expert_gate.weight"))
         return types.setdefault(tensor, "F32" if routes else next(kinds))
 
     return choose
@@ -58,7 +64,9 @@ def test_experts_are_parts_of_one_tensor(mixture):
             assert np.array_equal(whole[expert], ours.numpy())
     router = found["blk.0.ffn_gate_inp.weight"]
     assert router.tensor_type == gguf.GGMLQuantizationType.F32
-    assert np.array_equal(router.data, rounded[f"model.layers.0.{module}.gate.weight"].numpy())
+    assert np.array_equal(
+        router.data, rounded[f"model.layers.0.{module}.{'router' if name == 'gpt_oss' else 'gate'}.weight"].numpy()
+    )
 
 
 def test_transformers_loads_rounded_experts(mixture):
@@ -66,7 +74,7 @@ def test_transformers_loads_rounded_experts(mixture):
     # It does not read the size of experts from files.
     arguments = {"gguf_file": path.name, "config": model.config, "dtype": torch.float32}
     if name not in ("qwen2_moe", "qwen3_moe"):
-        with pytest.raises((NotImplementedError, ValueError)):
+        with pytest.raises((NotImplementedError, TypeError, ValueError)):
             AutoModelForCausalLM.from_pretrained(path.parent, **arguments)
         return
     state = AutoModelForCausalLM.from_pretrained(path.parent, **arguments).state_dict()

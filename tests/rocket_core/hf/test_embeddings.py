@@ -107,6 +107,21 @@ class TestQuantizedEmbeddings:
             expected = model.get_submodule(table.layer_name).dense_weight(dtype)
             assert torch.equal(table.dense_weight(), expected)
 
+    def test_resizing_needs_a_dequantized_table(self, artifact):
+        model, _, folder = artifact
+        loaded = load(folder)
+        for same in ({"new_num_tokens": VOCAB_SIZE}, {}, {"pad_to_multiple_of": 64}):
+            assert loaded.resize_token_embeddings(**same) is loaded.get_input_embeddings()
+        for other in ({"new_num_tokens": VOCAB_SIZE + 2}, {"pad_to_multiple_of": 128}):
+            with pytest.raises(RocketError, match=r"cannot be resized; call model\.dequantize\(\) first"):
+                loaded.resize_token_embeddings(**other)
+        assert loaded.config.vocab_size == VOCAB_SIZE
+        assert torch.equal(logits(loaded), logits(load(folder)))
+        resized = loaded.dequantize()
+        resized.resize_token_embeddings(VOCAB_SIZE + 2)
+        assert logits(resized).shape[-1] == VOCAB_SIZE + 2
+        torch.testing.assert_close(logits(resized)[..., :VOCAB_SIZE], logits(model), rtol=1e-4, atol=1e-4)
+
     def test_dequantizing_gives_stock_layers(self, artifact, tmp_path):
         model, dense, folder = artifact
         loaded = load(folder).dequantize()

@@ -16,7 +16,7 @@ from rocket_core.config import CompressionConfig, compression_config
 from rocket_core.errors import InvalidConfigError, RocketError, UnmatchedIgnoreError
 from rocket_core.estimates.footprint import Workload, describe_model, estimate_footprint
 from rocket_core.estimates.healing import vocabulary
-from rocket_core.inspection.checks.feasibility import check_any_selection
+from rocket_core.inspection.checks.feasibility import any_selection_allows, check_feasible
 from rocket_core.inspection.checks.model_reach import reach_of_headers
 from rocket_core.inspection.checks.preconditions import (
     MAX_CONFIG_BYTES,
@@ -67,10 +67,7 @@ def judge(raw_config, raw_file, *, ratio=0.3, ignore=()):
     config = parse_config(raw_config, "m")
     check_config(config, "m")
     weights = weights_of(raw_file)
-    check_weights(weights, "m")
-    check_any_selection(weights, ByRatio(ratio=ratio))
-    check_sizes(config, weights, "m")
-    check_ignore(config, weights, ignore, "m")
+    check_feasible(config, weights, CompressionConfig(ratio=ratio, ignore=ignore), "m")
     model = describe_model(config, weights, ignore=ignore)
     assert reach_of_headers(config, weights, CompressionConfig(ratio=0.3, ignore=ignore)).ratio < 1
     length = window_length(positions(config), None)
@@ -132,7 +129,7 @@ def test_ignore_patterns_have_limits(name, bounded):
         return
     compression_config(ratio=0.3, ignore=patterns)
     with pytest.raises(InvalidConfigError, match="too long for a model of 5000 layers"):
-        judge(b'{"model_type": "llama"}', file, ratio=0.0, ignore=patterns)
+        judge(b'{"model_type": "llama"}', file, ratio=0.1, ignore=patterns)
 
 
 def test_a_hint_for_a_long_pattern_is_not_quadratic(bounded):
@@ -218,7 +215,13 @@ def test_any_config_and_header_is_judged_or_refused(fields, tensors, ignore):
         lambda: window_length(positions(config), 64),
         lambda: [sample_positions(config, kind, 64) for kind in ("text", "images", "audio", input_kind(config))],
         lambda: [input_bytes(config, kind) for kind in ("text", "images", "audio")],
-        lambda: weights and (check_weights(weights, "m"), check_any_selection(weights, ByRatio(ratio=0.5))),
+        lambda: (
+            weights
+            and (
+                check_weights(weights, "m"),
+                any_selection_allows(weights, ByRatio(ratio=0.5), CompressionConfig(ratio=0.5), 4),
+            )
+        ),
         lambda: weights and check_sizes(config, weights, "m"),
         lambda: weights and check_ignore(config, weights, ignore, "m"),
         lambda: weights and described(config, weights, ignore),

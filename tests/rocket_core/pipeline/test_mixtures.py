@@ -230,7 +230,7 @@ def test_a_stopped_sequential_run_ends_with_identical_bytes(family, tmp_path, mi
     [
         ("vllm", "glm4_moe", r"a mixture of 4 experts \(Glm4MoeForCausalLM\), which Rocket does not write for vLLM"),
         ("llama.cpp", "deepseek_v3", r"is a DeepseekV3ForCausalLM\. For llama\.cpp, .* use the engine rocket"),
-        ("llama.cpp", "gpt_oss", r"is a GptOssForCausalLM\. For llama\.cpp, .* use the engine rocket"),
+        ("vllm", "gpt_oss", r"a mixture of 4 experts \(GptOssForCausalLM\), which Rocket does not write for vLLM"),
     ],
 )
 def test_other_engines_are_refused_early(engine, family, reason, tmp_path, mixture, settings):

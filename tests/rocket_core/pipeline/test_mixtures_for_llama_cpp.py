@@ -18,8 +18,8 @@ from tests.reference.llama_cpp import Engine
 from tests.reference.observers import Watch
 
 gguf = pytest.importorskip("gguf")
-# One that transformers reads, with an expert for all tokens, and one that it does not.
-FAMILIES = ["qwen2_moe", "mixtral"]
+# One that transformers reads, with an expert for all tokens, and two that it does not.
+FAMILIES = ["qwen2_moe", "mixtral", "gpt_oss"]
 
 
 @pytest.fixture(scope="module")

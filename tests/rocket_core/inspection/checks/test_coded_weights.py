@@ -1,3 +1,6 @@
+import json
+import re
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,6 +13,7 @@ from rocket_core.inspection.files.safetensors_headers import FLOAT_DTYPES, Tenso
 from rocket_core.inspection.headers.weight_summary import summarize, summarize_files
 from rocket_core.pipeline import compress
 from tests.reference.coded_models import SCHEMES, save_coded
+from tests.reference.few_bit_models import describe
 from tests.reference.tiny_mixtures import MIXTURES, save_tiny_mixture
 from tests.reference.tiny_models import ALL_FAMILIES, save_tiny_model
 
@@ -28,6 +32,17 @@ def test_coded_weights_are_refused_by_their_headers(scheme, tmp_path):
         compress(str(folder), tmp_path / "out", CompressionConfig(ratio=0.3))
     assert str(refusal.value) == str(other.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("scheme", "algorithm"), [("FP8 with scales", "FP8"), ("NVFP4", "NVFP4")])
+def test_the_description_to_add_for_modelopt_is_named(scheme, algorithm, tmp_path):
+    folder = save_coded(scheme, tmp_path / "model")
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+    with pytest.raises(AlreadyQuantizedError) as refusal:
+        check_request(str(folder), CompressionConfig(ratio=0.3))
+    added = re.search(r"add (\"quantization_config\": \{.*\}) to config\.json", str(refusal.value))
+    describe(folder, **json.loads(f"{{{added[1]}}}"))
+    check_request(str(folder), CompressionConfig(ratio=0.3))
 
 
 def test_a_stripped_artifact_of_rocket_is_recognised(tmp_path):

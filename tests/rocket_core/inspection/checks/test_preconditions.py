@@ -9,7 +9,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from rocket_core.checkpoint import find_model
-from rocket_core.config import CalibrationConfig, CompressionConfig
+from rocket_core.config import CalibrationConfig, CompressionConfig, compression_config
 from rocket_core.errors import (
     AlreadyQuantizedError,
     InfeasibleBudgetError,
@@ -20,7 +20,7 @@ from rocket_core.errors import (
 )
 from rocket_core.hf.names import disk_names
 from rocket_core.inspection.checks import preconditions
-from rocket_core.inspection.checks.feasibility import check_any_selection, check_feasible, reach_of_layers
+from rocket_core.inspection.checks.feasibility import any_selection_allows, check_feasible, reach_of_layers
 from rocket_core.inspection.checks.preconditions import (
     UNSUPPORTED,
     check_calibration,
@@ -95,11 +95,12 @@ def verdict(judge, *arguments):
 
 
 def inspect(folder, ratio):
-    check_config(parse_config((folder / "config.json").read_bytes(), "m"), "m")
+    config = parse_config((folder / "config.json").read_bytes(), "m")
+    check_config(config, "m")
     files = local_weight_files(folder, "m")
     weights = summarize_files(read_header(file, file.name) for file in files)
     check_weights(weights, "m")
-    check_any_selection(weights, ByRatio(ratio=ratio))
+    check_feasible(config, weights, CompressionConfig(ratio=ratio), "m")
 
 
 def prepare(folder, ratio):
@@ -237,13 +238,20 @@ def test_quantized_weights_are_reported_before_the_ratio():
         check_feasible({}, weights, CompressionConfig(ratio=0.95), "m")
 
 
-def test_an_unreachable_ratio_names_one_the_library_accepts():
-    weights = WeightSummary(dtype_bytes={"F32": 8}, block_shapes={(640, 640): 3, (1728, 640): 1})
+@pytest.mark.parametrize("kind", ["llama", "unknown_family"])
+def test_an_unreachable_ratio_names_one_the_library_accepts(kind):
+    layers = {"q_proj": (640, 640), "down_proj": (640, 1728)}
+    matrices = tuple((f"model.layers.{block}.{name}", shape) for block in range(2) for name, shape in layers.items())
+    weights = WeightSummary(
+        dtype_bytes={"F32": 8},
+        block_shapes={(640, 640): 2, (640, 1728): 2},
+        matrices=matrices,
+        block_parameters={f"model.layers.{block}": 640 * (640 + 1728) for block in range(2)},
+    )
     with pytest.raises(InfeasibleBudgetError, match="at most") as caught:
-        check_any_selection(weights, ByRatio(ratio=0.9))
+        check_feasible({"model_type": kind}, weights, CompressionConfig(ratio=0.9), "m")
     assert 0.69 <= caught.value.nearest_ratio < 0.71
-    reach = reach_of_layers([(640, 640)] * 3 + [(640, 1728)], itemsize=4, other_bytes=0)
-    assert reach.check(ByRatio(ratio=caught.value.nearest_ratio)) == caught.value.nearest_ratio
+    check_feasible({"model_type": kind}, weights, CompressionConfig(ratio=caught.value.nearest_ratio), "m")
 
 
 SIDE = st.integers(1, 200)
@@ -253,7 +261,7 @@ SIDE = st.integers(1, 200)
 @given(st.lists(st.tuples(SIDE, SIDE, st.booleans(), st.booleans()), min_size=1, max_size=8), st.floats(0, 0.999))
 def test_no_ratio_reachable_by_any_selection_is_refused(weights, ratio):
     stored = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(rows, columns): 1 for rows, columns, _, _ in weights})
-    if verdict(check_any_selection, stored, ByRatio(ratio=ratio)) is None:
+    if any_selection_allows(stored, ByRatio(ratio=ratio), CompressionConfig(ratio=ratio), 4):
         return
     # In either orientation, and any of them.
     layers = [(columns, rows) if turned else (rows, columns) for rows, columns, _, turned in weights]
@@ -271,9 +279,8 @@ def test_no_ratio_reachable_by_any_selection_is_refused(weights, ratio):
 def test_no_bits_reachable_by_any_selection_are_refused(weights, hundredths, itemsize, quantizes):
     stored = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(rows, columns): 1 for rows, columns, _, _ in weights})
     target = ByBits(bits=hundredths / 100)
-    try:
-        check_any_selection(stored, target, itemsize=itemsize, quantizes=quantizes)
-    except InfeasibleBudgetError:
+    config = compression_config(bits=target.bits, kinds=("quantized", "sparse") if quantizes else ("sparse",))
+    if not any_selection_allows(stored, target, config, itemsize):
         layers = [(columns, rows) if turned else (rows, columns) for rows, columns, _, turned in weights]
         chosen = [layer for layer, (_, _, is_layer, _) in zip(layers, weights, strict=True) if is_layer] or layers[:1]
         reach = reach_of_layers(chosen, itemsize=itemsize, other_bytes=0, quantizes=quantizes)
