@@ -19,7 +19,6 @@ from rocket_core.methods.layer_problem import LayerProblem
 from rocket_core.methods.sampled_outputs import output_importance, spread_outputs
 from rocket_core.sizes.code_format import CodeFormat
 
-_BITS = 4
 # Outputs that are rounded, of each layer.
 _OUTPUTS = 128
 
@@ -46,7 +45,7 @@ def loss_factors(problem: LayerProblem, tokens: HeldOutTokens) -> tuple[float, .
         tokens: tokens that are not in the Gram matrix.
     """
     energies, importance = problem.output_energies(), output_importance(problem)
-    code_format = CodeFormat(bits=_BITS, group_size=problem.shape[0], scale_bits=16)
+    code_format = CodeFormat(bits=4, group_size=problem.shape[0], scale_bits=16)
     gram = problem.prepared_gram().rounding
     pairs, begin = [], 0
     for width, gradients in zip(problem.output_widths, tokens.gradients, strict=True):
