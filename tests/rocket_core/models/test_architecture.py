@@ -192,12 +192,24 @@ def test_a_model_is_built_as_the_class_in_its_config(fields, expected):
     assert architecture.kind == "text"
 
 
-def test_a_decoder_is_always_built_as_a_language_model():
+@pytest.mark.parametrize(
+    ("named", "built_as"),
+    [
+        ("LlamaForSequenceClassification", "LlamaForSequenceClassification"),
+        ("LlamaModel", "LlamaModel"),
+        ("LlamaForCausalLM", "LlamaForCausalLM"),
+        ("LLaMAForCausalLM", "LlamaForCausalLM"),
+        ("LlamaForProcessRewardModel", "LlamaModel"),
+        (None, "LlamaForCausalLM"),
+    ],
+)
+def test_a_decoder_is_built_with_the_head_that_is_named(named, built_as):
     config = FAMILIES["llama"]().config
-    config.architectures = ["LlamaForSequenceClassification"]
+    config.architectures = None if named is None else [named]
     architecture = build_architecture(config, torch.float32)
-    assert type(architecture.model).__name__ == "LlamaForCausalLM"
-    assert architecture.is_causal
+    assert architecture.class_name == ("AutoModelForCausalLM" if built_as == "LlamaForCausalLM" else built_as)
+    assert type(architecture.model).__name__ == built_as
+    assert architecture.is_causal == (built_as == "LlamaForCausalLM")
 
 
 @pytest.mark.parametrize(
