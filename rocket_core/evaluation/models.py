@@ -59,7 +59,8 @@ class ModelFolder:
         path: the folder.
         config: its configuration.
         tokenizer: its tokenizer.
-        predicts_tokens: whether it is a causal language model; otherwise it is a text encoder.
+        predicts_tokens: whether it is a causal language model; otherwise it is a text encoder, or a decoder
+            with another head or none.
         gguf_file: name of the GGUF file with the weights; None if they are in safetensors.
         gguf_plan: what that file contains, if `transformers` does not read files of the family.
     """

@@ -6,6 +6,7 @@ interpret the rest become errors of this library that name the file.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -131,9 +132,10 @@ def load_config(folder: Path) -> PreTrainedConfig:
         family = "ministral"
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
         what = f"the model type {_shown(family)}" if family else "no model_type"
+        advice = _advice_on_version(fields.get("transformers_version"))
         raise UnsupportedArchitectureError(
-            f"the installed transformers cannot read {name}: it names {what}. Architectures that bring their own code "
-            "are not supported"
+            f"the installed transformers cannot read {name}: it names {what}. {advice}Architectures that bring their "
+            "own code are not supported"
         )
     with interpreting(name, UnsupportedArchitectureError):
         known: type[PreTrainedConfig] = CONFIG_MAPPING[family]
@@ -141,6 +143,17 @@ def load_config(folder: Path) -> PreTrainedConfig:
         # Check settings added by the class as well.
         check_redirections(config.to_dict(), name)
     return config
+
+
+def _advice_on_version(written: object) -> str:
+    """Return what to do if config.json was written by a later transformers than the installed one."""
+    installed = transformers.__version__
+    written_release, installed_release = (
+        [int(part) for part in re.findall(r"\d{1,6}", str(version))[:2]] for version in (written, installed)
+    )
+    if written_release <= installed_release:
+        return ""
+    return f"It was written by transformers {_shown(written)}, and {installed} is installed: upgrade it. "
 
 
 def _with_floats(value: Any) -> Any:

@@ -244,6 +244,14 @@ def test_an_unknown_model_type_is_refused(tmp_path, fields):
         read_config(write_config(tmp_path, **fields))
 
 
+@pytest.mark.parametrize(("written", "advises"), [("99.1.0", True), ("4.30.0", False), ("soon", False), (5, False)])
+def test_a_model_of_a_later_transformers_advises_to_upgrade(tmp_path, written, advises):
+    fields = {"model_type": "no-such-model", "transformers_version": written}
+    with pytest.raises(UnsupportedArchitectureError) as refused:
+        read_config(write_config(tmp_path, **fields))
+    assert ("transformers '99.1.0', and" in str(refused.value)) == advises
+
+
 @pytest.mark.parametrize("method", ["gptq", "rocket", "compressed-tensors"])
 def test_quantized_checkpoints_are_refused(tmp_path, method):
     folder = write_config(tmp_path, model_type="llama", quantization_config={"quant_method": method})
