@@ -6,7 +6,6 @@ interpret the rest become errors of this library that name the file.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -38,6 +37,7 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.inspection.checks.preconditions import MAX_CONFIG_BYTES, parse_config
+from rocket_core.inspection.files.model_advice import advice_on_version
 from rocket_core.inspection.files.model_files import CONFIG_NAME, read_file, read_start
 from rocket_core.inspection.files.normalizers import check_expansion
 from rocket_core.inspection.files.unsafe_settings import check_redirections, without_code
@@ -132,7 +132,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
         family = "ministral"
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
         what = f"the model type {_shown(family)}" if family else "no model_type"
-        advice = _advice_on_version(fields.get("transformers_version"))
+        advice = advice_on_version(fields.get("transformers_version"), transformers.__version__)
         raise UnsupportedArchitectureError(
             f"the installed transformers cannot read {name}: it names {what}. {advice}Architectures that bring their "
             "own code are not supported"
@@ -143,17 +143,6 @@ def load_config(folder: Path) -> PreTrainedConfig:
         # Check settings added by the class as well.
         check_redirections(config.to_dict(), name)
     return config
-
-
-def _advice_on_version(written: object) -> str:
-    """Return what to do if config.json was written by a later transformers than the installed one."""
-    installed = transformers.__version__
-    written_release, installed_release = (
-        [int(part) for part in re.findall(r"\d{1,6}", str(version))[:2]] for version in (written, installed)
-    )
-    if written_release <= installed_release:
-        return ""
-    return f"It was written by transformers {_shown(written)}, and {installed} is installed: upgrade it. "
 
 
 def _with_floats(value: Any) -> Any:
