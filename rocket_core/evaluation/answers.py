@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.stopping_criteria import StoppingCriteria
 
-from rocket_core.errors import CheckpointFormatError, InvalidConfigError, UnsupportedArchitectureError
+from rocket_core.errors import CheckpointFormatError, InvalidConfigError
 from rocket_core.evaluation.divergence import divergence_per_token
 from rocket_core.evaluation.models import ModelFolder, check_token_ids
 from rocket_core.evaluation.windows import Prediction, predictions
@@ -65,17 +65,11 @@ def read_prompts(folder: ModelFolder, texts: Sequence[str], answer_tokens: int) 
         answer_tokens: tokens of the longest answer.
 
     Raises:
-        InvalidConfigError: the model is an encoder, or a prompt has no tokens or leaves no room for an answer.
+        InvalidConfigError: the model predicts no tokens, or a prompt has no tokens or leaves no room for an answer.
         CheckpointFormatError: the chat template cannot be used.
-        UnsupportedArchitectureError: config.json says that the decoder is an encoder-decoder.
     """
     if texts and not folder.predicts_tokens:
         raise cannot_answer(str(folder.path))
-    if texts and getattr(folder.config, "is_encoder_decoder", False):
-        raise UnsupportedArchitectureError(
-            f"the config.json of {folder.path} has a value of is_encoder_decoder that is true, which that of a decoder "
-            "is not; restore the model's original config.json"
-        )
     prompts = tuple(_read_prompt(folder, text) for text in texts)
     longest = positions(folder.config.to_dict())
     for number, prompt in enumerate(prompts, 1):

@@ -289,7 +289,7 @@ def _steps(how: Measurement, on_step: Step) -> tuple[Step, Callable[[], None]]:
 
 def _compare_encoders(dense: ModelFolder, compressed: ModelFolder, how: Measurement, on_step: Step) -> Comparison:
     if how.tasks:
-        raise InvalidConfigError("zero-shot tasks are for models that predict tokens; leave tasks out for an encoder")
+        raise InvalidConfigError("zero-shot tasks are for models that predict tokens; leave tasks out for others")
     before, tokens, _ = _pool(dense, dense, how, _part(on_step, 0, "dense"))
     return_freed_memory()
     after, _, dtype = _pool(compressed, dense, how, _part(on_step, 1, "compressed"))

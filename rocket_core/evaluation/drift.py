@@ -1,5 +1,6 @@
-"""Drift of encoders: the distance of a compressed model's pooled outputs from the dense model's."""
+"""Drift of models without predictions: the distance of a compressed model's pooled outputs from the dense model's."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidConfigError
+from rocket_core.models.classes import reads_in_order
 from rocket_core.models.pretrained import tokenize
 
 
@@ -30,6 +32,14 @@ def masked_mean(
     return (wide * weights).sum(1) / weights.sum(1)
 
 
+def last_tokens(mask: Int[Tensor, "sentences tokens"]) -> Int[Tensor, "sentences tokens"]:
+    """Return a mask of the last token of each sentence, which is followed by padding only.
+
+    In a decoder it alone has read the whole sentence, and embeddings and scores are made from it.
+    """
+    return mask * (mask.cumsum(1) == mask.sum(1, keepdim=True))
+
+
 def mean_cosine_drift(dense: Float[Tensor, "sentences hidden"], compressed: Float[Tensor, "sentences hidden"]) -> float:
     """Return the mean over sentences of 1 - cos(dense, compressed), in float64; from 0 to 2.
 
@@ -49,10 +59,10 @@ def pooled_outputs(
     batch_size: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[Float[Tensor, "sentences hidden"], int]:
-    """Return the masked mean of an encoder's last hidden states for each sentence.
+    """Return a vector for each sentence from the last hidden states: their masked mean; of a decoder, the last one.
 
     Args:
-        model: an encoder, with or without a head; in evaluation mode; not modified.
+        model: an encoder or a decoder, with or without a head; in evaluation mode; not modified.
         tokenizer: its tokenizer, whose special tokens are added.
         texts: sentences; at least one.
         length: maximum tokens per sentence; longer sentences are truncated.
@@ -72,23 +82,28 @@ def pooled_outputs(
     if model.training:
         raise InvalidConfigError("the model is in training mode, where dropout makes it random; call model.eval()")
     encoder: nn.Module = model.base_model
+    in_order = reads_in_order(model.config)
+    if tokenizer.pad_token is None:
+        # Padding is masked, so that any token will do.
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     device = next(model.parameters()).device
     pooled: list[Tensor] = []
     tokens = 0
     for start in range(0, len(texts), batch_size):
         batch = list(texts[start : start + batch_size])
-        inputs = tokenize(tokenizer, batch, truncation=True, max_length=length, padding=True, return_tensors="pt").to(
-            device
-        )
+        options = {"truncation": True, "max_length": length, "padding": True, "padding_side": "right"}
+        inputs = tokenize(tokenizer, batch, **options, return_tensors="pt").to(device)
         with torch.inference_mode():
             states = encoder(**inputs).last_hidden_state
-        vectors = masked_mean(states, inputs["attention_mask"])
+        mask = inputs["attention_mask"]
+        vectors = masked_mean(states, last_tokens(mask) if in_order else mask)
         if not bool(torch.isfinite(vectors).all()):
             raise CheckpointError(
                 f"the model's outputs for sentences {start} to {start + len(batch) - 1} are not finite; its weights "
                 f"are damaged, or {states.dtype} is too narrow for its activations"
             )
         pooled.append(vectors.cpu())
-        tokens += int(inputs["attention_mask"].sum())
+        tokens += int(mask.sum())
         on_progress(start + len(batch), len(texts))
     return torch.cat(pooled), tokens

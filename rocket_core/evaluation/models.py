@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -41,7 +40,7 @@ from rocket_core.inspection.headers.coded_tensors import CodedFormat, coded_form
 from rocket_core.inspection.headers.model_fields import check_sizes
 from rocket_core.inspection.headers.weight_summary import summarize_files
 from rocket_core.layers import QUANT_METHOD
-from rocket_core.models.classes import decodes_several_kinds, generating_class, named_class, named_classes
+from rocket_core.models.classes import generating_class, is_causal, named_class
 from rocket_core.models.pretrained import check_settings, interpreting, load_config, load_tokenizer
 from rocket_core.sizes.code_format import CODE_BITS
 from rocket_core.system.devices import compute_dtype
@@ -63,7 +62,8 @@ class ModelFolder:
         path: the folder.
         config: its configuration.
         tokenizer: its tokenizer.
-        predicts_tokens: whether it is a causal language model; otherwise it is a text encoder.
+        predicts_tokens: whether it is a causal language model; otherwise it is a text encoder, or a decoder
+            with another head or none.
         gguf_file: name of the GGUF file with the weights; None if they are in safetensors.
         gguf_plan: what that file contains, if `transformers` does not read files of the family.
     """
@@ -95,7 +95,7 @@ def open_model(path: Path) -> ModelFolder:
     with offline():
         tokenizer = load_tokenizer(path, config)
     with interpreting(f"{path / CONFIG_NAME}", UnsupportedArchitectureError):
-        causal = predicts_tokens(config)
+        causal = is_causal(config)
         encodes = _encodes_text(config)
     if not causal and not encodes:
         raise UnsupportedArchitectureError(
@@ -267,17 +267,6 @@ def check_token_ids(folder: ModelFolder, model: PreTrainedModel, highest: int) -
             f"the tokenizer of {folder.path} gives token {highest}, but the model has {embeddings} embeddings; use the "
             "tokenizer that belongs to the model"
         )
-
-
-def predicts_tokens(config: PreTrainedConfig) -> bool:
-    """Return whether a configuration is that of a causal language model, which may read images or audio as well."""
-    if decodes_several_kinds(config):
-        return True
-    # Families like BERT also have a causal head; the architecture that the checkpoint declares decides.
-    classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
-    names = [known.__name__ for known in (classes if isinstance(classes, tuple) else (classes,))]
-    declared = [name for name in named_classes(config) if hasattr(transformers, name)]
-    return any(name in names for name in declared) if declared else bool(names)
 
 
 def _encodes_text(config: PreTrainedConfig) -> bool:

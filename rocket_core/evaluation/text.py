@@ -138,7 +138,7 @@ def read_text(
         windows = text_windows(texts, folder.tokenizer, count=count, length=length, stride=stride)
         return EvaluationText(windows=windows, length=length, stride=length if stride is None else stride)
     if stride is not None:
-        raise InvalidConfigError("stride is for models that predict tokens; leave it out for an encoder")
+        raise InvalidConfigError("stride is for models that predict tokens; leave it out for others")
     # Some encoders reserve positions for padding; their tokenizers know how many are left.
     length = min(length, folder.tokenizer.model_max_length)
     texts_read = tuple(islice(sentences(texts), count))
@@ -217,7 +217,7 @@ def evaluate_text(
         raise InvalidConfigError("prompts are answered by a model and its dense original: name that as well")
     if original is None and not model.predicts_tokens:
         raise InvalidConfigError(
-            f"{folder} holds an encoder, which has no perplexity; name its dense original to measure the drift from it"
+            f"{folder} predicts no tokens and has no perplexity; name its dense original to measure the drift from it"
         )
     how = Measurement(
         text=read_text(

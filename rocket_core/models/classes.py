@@ -24,6 +24,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from rocket_core.inspection.headers.model_fields import predicts_tokens
+
 _CREATING = frozenset({torch.empty, torch.full, torch.ones, torch.rand, torch.randn, torch.zeros})
 # More numbers than any buffer has.
 _LARGE = 2**26
@@ -61,14 +63,17 @@ def decodes_several_kinds(config: PretrainedConfig) -> bool:
     return reads_images_and_text(config) or reads_audio_and_text(config)
 
 
-def is_causal(config: PretrainedConfig) -> bool:
-    """Return whether a model predicts each token only from those before it."""
-    if decodes_several_kinds(config):
-        return True
+def reads_in_order(config: PretrainedConfig) -> bool:
+    """Return whether a model of text is a decoder, whatever its head: a token's state depends on those before it."""
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return False
     # Some encoders can be configured as decoders.
     return type(config) not in MODEL_FOR_MASKED_LM_MAPPING or bool(getattr(config, "is_decoder", False))
+
+
+def is_causal(config: PretrainedConfig) -> bool:
+    """Return whether a model predicts each token only from those before it."""
+    return decodes_several_kinds(config) or (reads_in_order(config) and predicts_tokens(config.to_dict()))
 
 
 def generating_class(config: PretrainedConfig) -> Any:

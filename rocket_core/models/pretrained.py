@@ -37,6 +37,7 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.inspection.checks.preconditions import MAX_CONFIG_BYTES, parse_config
+from rocket_core.inspection.files.model_advice import advice_on_version
 from rocket_core.inspection.files.model_files import CONFIG_NAME, read_file, read_start
 from rocket_core.inspection.files.normalizers import check_expansion
 from rocket_core.inspection.files.unsafe_settings import check_redirections, without_code
@@ -131,9 +132,10 @@ def load_config(folder: Path) -> PreTrainedConfig:
         family = "ministral"
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
         what = f"the model type {_shown(family)}" if family else "no model_type"
+        advice = advice_on_version(fields.get("transformers_version"), transformers.__version__)
         raise UnsupportedArchitectureError(
-            f"the installed transformers cannot read {name}: it names {what}. Architectures that bring their own code "
-            "are not supported"
+            f"the installed transformers cannot read {name}: it names {what}. {advice}Architectures that bring their "
+            "own code are not supported"
         )
     with interpreting(name, UnsupportedArchitectureError):
         known: type[PreTrainedConfig] = CONFIG_MAPPING[family]

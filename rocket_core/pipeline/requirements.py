@@ -24,7 +24,6 @@ from rocket_core.estimates.footprint import (
 )
 from rocket_core.estimates.healing import healing_footprint
 from rocket_core.estimates.tower_footprint import TowerShape, patch_numbers, tower_workload
-from rocket_core.evaluation.models import predicts_tokens
 from rocket_core.inspection.checks.feasibility import may_be_needless, reach_of_layers
 from rocket_core.inspection.checks.model_reach import remark_on_rows
 from rocket_core.inspection.headers.model_fields import active_part, input_bytes
@@ -224,7 +223,7 @@ def check_benchmark(run: Run) -> int:
     """
     if not run.config.benchmark:
         return 0
-    if not predicts_tokens(run.architecture.model.config):
+    if not run.architecture.is_causal:
         raise InvalidConfigError(
             f"{run.source.name} does not generate text, which a benchmark measures: leave benchmark out"
         )

@@ -49,8 +49,8 @@ class Difference(FrozenModel):
     """fraction of the predicted tokens for which both consider the same token most likely, [0, 1]; None for an encoder.
     """
     cosine_drift: Annotated[float, Field(ge=0, le=2)] | None = None
-    """for an encoder: 1 - cos of the two mean-pooled outputs, mean over sentences, [0, 2]; None for a model that
-    predicts tokens.
+    """for an encoder: 1 - cos of the two mean-pooled outputs, mean over sentences, [0, 2]; for a decoder without a head
+    that predicts tokens, of the two outputs for the last token; None for a model that predicts tokens.
     """
 
 

@@ -35,7 +35,7 @@ class TransformersModel:
         folder = open_model(subject.path)
         if not folder.predicts_tokens:
             raise UnsupportedArchitectureError(
-                f"{subject.path} holds an encoder; speed is measured of models that generate text"
+                f"{subject.path} predicts no tokens; speed is measured of models that generate text"
             )
         if subject.packing != "default":
             folder.config.quantization_config["keep_packed"] = subject.packing == "packed"

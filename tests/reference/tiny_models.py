@@ -26,8 +26,10 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     MistralConfig,
     MistralForCausalLM,
+    MistralModel,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
     OPTConfig,
@@ -39,6 +41,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3ForTokenClassification,
     RobertaConfig,
     RobertaForMaskedLM,
     SiglipVisionConfig,
@@ -149,6 +152,21 @@ def build_roberta() -> PreTrainedModel:
     )
 
 
+def build_mistral_embedding() -> PreTrainedModel:
+    """Return a decoder without a head, as embedding models are."""
+    return _build(MistralModel, MistralConfig(**_LLAMA_LIKE, sliding_window=16))
+
+
+def build_qwen3_tagger() -> PreTrainedModel:
+    """Return a decoder with a head that classifies tokens."""
+    return _build(Qwen3ForTokenClassification, Qwen3Config(**_LLAMA_LIKE, head_dim=16, num_labels=3))
+
+
+def build_llama_reward() -> PreTrainedModel:
+    """Return a decoder that scores a text by its last token, as reward models do."""
+    return _build(LlamaForSequenceClassification, LlamaConfig(**_LLAMA_LIKE, num_labels=1))
+
+
 def build_distilbert() -> PreTrainedModel:
     """Return an encoder whose blocks transformers does not name."""
     config = DistilBertConfig(
@@ -251,10 +269,13 @@ OTHER_FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "distilbert": build_distilbert,
     "vit": build_vit,
     "siglip_vision": build_siglip_vision,
+    "mistral_embedding": build_mistral_embedding,
+    "qwen3_tagger": build_qwen3_tagger,
+    "llama_reward": build_llama_reward,
     "t5": build_t5,
     "whisper": build_whisper,
 }
-"""Families other than decoders."""
+"""Families other than decoders that predict tokens."""
 
 ALL_FAMILIES = FAMILIES | OTHER_FAMILIES
 

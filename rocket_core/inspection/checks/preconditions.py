@@ -63,6 +63,14 @@ OWN_CODE_ONLY = frozenset(
     """.split()  # noqa: SIM905 - as above
 )
 
+# Model types that transformers has for later checkpoints of families with their own code.
+CONVERTED: Mapping[str, str] = {
+    "chatglm": "glm",
+    "internvl_chat": "internvl",
+    "phi-msft": "phi",
+    "stablelm_epoch": "stablelm",
+}
+
 # Any of them may be all that a tokenizer consists of.
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "spiece*", "sentencepiece*", "*.model")
 
@@ -124,13 +132,21 @@ def check_config(config: Mapping[str, object], model: str) -> None:
         )
     check_fields(config, model)
     if config.get("auto_map") and kind in OWN_CODE_ONLY:
+        known = CONVERTED.get(kind)
+        advice = f"; transformers has the family as {known!r}, use a checkpoint of that model_type" if known else ""
         raise UnsupportedArchitectureError(
             f"{model} needs its own code, which is never loaded; only architectures of transformers are supported"
+            + advice
         )
     if kind in _PARTS:
         raise UnsupportedArchitectureError(
             f"{model} holds several models with a decoder each, of which one can be compressed: the {_PARTS[kind]}; "
             f"give a checkpoint of that alone, which `model.{_PARTS[kind]}.save_pretrained(FOLDER)` writes"
+        )
+    if kind == "albert":
+        raise UnsupportedArchitectureError(
+            f"the layers of {model} share the weights of one block, and only models whose blocks have their own can be "
+            "compressed"
         )
     if kind in UNSUPPORTED:
         raise UnsupportedArchitectureError(

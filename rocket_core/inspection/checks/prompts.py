@@ -92,4 +92,4 @@ def too_long(number: int, count: int, answer_tokens: int, longest: int, model: s
 
 def cannot_answer(model: str) -> InvalidConfigError:
     """Return the error for a model that answers no prompts."""
-    return InvalidConfigError(f"{model} holds an encoder, which answers no prompts; leave prompts out")
+    return InvalidConfigError(f"{model} predicts no tokens and answers no prompts; leave prompts out")

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -14,6 +15,16 @@ _MOST_ENTRIES = 1000
 
 WEIGHT_SUFFIXES = frozenset({".gguf", ".safetensors", *_PYTORCH_SUFFIXES})
 """Suffixes of files that people take for models."""
+
+
+def advice_on_version(written: object, installed: str) -> str:
+    """Return what to do if a config.json was written by a later transformers than the installed one."""
+    of_file, of_package = (
+        [int(part) for part in re.findall(r"\d{1,6}", str(version))[:2]] for version in (written, installed)
+    )
+    if of_file <= of_package:
+        return ""
+    return f"It was written by transformers {str(written)[:100]!r}, and {installed} is installed: upgrade it. "
 
 
 def advice_on_contents(names: Collection[str]) -> str:

@@ -16,7 +16,7 @@ from rocket_core.inspection.headers.layer_names import PREFIXES, family_of
 from rocket_core.inspection.headers.weight_summary import WeightSummary
 
 # Parts of the names of classes that predict next tokens.
-_PREDICTING = ("CausalLM", "LMHead", "ConditionalGeneration")
+_PREDICTING = ("CausalLM", "LMHead", "DoubleHeads", "ConditionalGeneration", "BertGenerationDecoder")
 
 # These count positions from after the padding token's id, so that some of their position embeddings are never read.
 _PADDED_POSITIONS = frozenset(

@@ -7,6 +7,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidConfigError
 from rocket_core.evaluation.drift import masked_mean, mean_cosine_drift, pooled_outputs, sentences
 from tests.reference.encoders import build_bert, word_tokenizer
+from tests.reference.tiny_models import build_mistral_embedding
 
 SENTENCES = ("one", "two three", "one two three four five six", "six five")
 
@@ -64,6 +65,22 @@ def test_a_sentence_in_a_batch_is_pooled_as_if_alone(batch_size):
 
     torch.testing.assert_close(pooled, torch.stack(alone), atol=1e-5, rtol=1e-4)
     assert tokens == sum(len(sentence.split()) + 2 for sentence in SENTENCES)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_decoder_is_pooled_at_its_last_token_in_any_batch(side):
+    model, tokenizer = build_mistral_embedding(), word_tokenizer()
+    tokenizer.pad_token, tokenizer.padding_side = None, side
+    alone = []
+    for sentence in SENTENCES:
+        with torch.no_grad():
+            alone.append(model(**tokenizer(sentence, return_tensors="pt")).last_hidden_state[0, -1])
+
+    pooled, tokens = pooled_outputs(model, tokenizer, SENTENCES, length=64, batch_size=3)
+
+    torch.testing.assert_close(pooled, torch.stack(alone), atol=1e-5, rtol=1e-4)
+    assert tokens == sum(len(sentence.split()) + 2 for sentence in SENTENCES)
+    assert tokenizer.pad_token is None
 
 
 def test_long_sentences_are_truncated():

@@ -192,12 +192,24 @@ def test_a_model_is_built_as_the_class_in_its_config(fields, expected):
     assert architecture.kind == "text"
 
 
-def test_a_decoder_is_always_built_as_a_language_model():
+@pytest.mark.parametrize(
+    ("named", "built_as"),
+    [
+        ("LlamaForSequenceClassification", "LlamaForSequenceClassification"),
+        ("LlamaModel", "LlamaModel"),
+        ("LlamaForCausalLM", "LlamaForCausalLM"),
+        ("LLaMAForCausalLM", "LlamaForCausalLM"),
+        ("LlamaForProcessRewardModel", "LlamaModel"),
+        (None, "LlamaForCausalLM"),
+    ],
+)
+def test_a_decoder_is_built_with_the_head_that_is_named(named, built_as):
     config = FAMILIES["llama"]().config
-    config.architectures = ["LlamaForSequenceClassification"]
+    config.architectures = None if named is None else [named]
     architecture = build_architecture(config, torch.float32)
-    assert type(architecture.model).__name__ == "LlamaForCausalLM"
-    assert architecture.is_causal
+    assert architecture.class_name == ("AutoModelForCausalLM" if built_as == "LlamaForCausalLM" else built_as)
+    assert type(architecture.model).__name__ == built_as
+    assert architecture.is_causal == (built_as == "LlamaForCausalLM")
 
 
 @pytest.mark.parametrize(
@@ -230,6 +242,14 @@ def test_a_folder_without_config_is_refused(tmp_path):
 def test_an_unknown_model_type_is_refused(tmp_path, fields):
     with pytest.raises(UnsupportedArchitectureError):
         read_config(write_config(tmp_path, **fields))
+
+
+@pytest.mark.parametrize(("written", "advises"), [("99.1.0", True), ("4.30.0", False), ("soon", False), (5, False)])
+def test_a_model_of_a_later_transformers_advises_to_upgrade(tmp_path, written, advises):
+    fields = {"model_type": "no-such-model", "transformers_version": written}
+    with pytest.raises(UnsupportedArchitectureError) as refused:
+        read_config(write_config(tmp_path, **fields))
+    assert ("transformers '99.1.0', and" in str(refused.value)) == advises
 
 
 @pytest.mark.parametrize("method", ["gptq", "rocket", "compressed-tensors"])

@@ -44,7 +44,7 @@ def test_prompts_for_an_encoder_are_refused_at_once(client, submitted, worker):
         client.post(f"/jobs/{submitted}/evaluations", json={"prompts": prompts}) for prompts in ([], ["Once upon"])
     ]
     assert [answer.status_code for answer in answers] == [202, 422]
-    assert "local/tiny holds an encoder, which answers no prompts" in answers[1].json()["detail"]
+    assert "local/tiny predicts no tokens and answers no prompts" in answers[1].json()["detail"]
 
 
 def test_a_finished_job_can_be_evaluated(client, worker, done):

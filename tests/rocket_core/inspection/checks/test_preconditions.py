@@ -294,7 +294,16 @@ def test_families_with_custom_code_are_not_in_transformers():
     # A known family may bring code too, which is ignored.
     preconditions.check_config({"model_type": "phi3", "auto_map": {"AutoConfig": "a.B"}}, "m")
     with pytest.raises(UnsupportedArchitectureError, match="its own code"):
+        preconditions.check_config({"model_type": "baichuan", "auto_map": {"AutoConfig": "a.B"}}, "m")
+    assert set(preconditions.CONVERTED.values()) <= set(CONFIG_MAPPING_NAMES)
+    assert set(preconditions.CONVERTED) <= preconditions.OWN_CODE_ONLY
+    with pytest.raises(UnsupportedArchitectureError, match="the family as 'glm', use a checkpoint"):
         preconditions.check_config({"model_type": "chatglm", "auto_map": {"AutoConfig": "a.B"}}, "m")
+
+
+def test_a_block_shared_by_all_layers_is_refused_with_the_reason():
+    with pytest.raises(UnsupportedArchitectureError, match="share the weights of one block"):
+        preconditions.check_config({"model_type": "albert"}, "m")
 
 
 def described(folder):
