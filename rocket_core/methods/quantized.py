@@ -43,16 +43,16 @@ def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[Cod
 def profile_choices(problem: LayerProblem, sample: SampledOutputs, choices: CodeChoices) -> list[Candidate]:
     """Return a candidate for each format that the layer may have; see `profile`."""
     if choices.blocks:
-        return profile_blocks(problem, sample)
+        return profile_blocks(problem, sample, choices.blocks)
     return profile(problem, sample, formats_for(problem.shape[0], choices))
 
 
-def profile_blocks(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
-    """Return a candidate for each block type that rows of the layer can have, by falling bytes; see `profile`."""
+def profile_blocks(problem: LayerProblem, sample: SampledOutputs, types: tuple[BlockType, ...]) -> list[Candidate]:
+    """Return a candidate for each of the block types that rows of the layer can have, by falling bytes; see `profile`."""
     d_in, d_out = problem.shape
     importance = sample.gram.matrix.diagonal()
     candidates = []
-    for block_type in block_types_for(d_in):
+    for block_type in block_types_for(d_in, types):
         block_format = BLOCK_FORMATS[block_type]
         scales = search_block_scales(sample.weight, importance, block_format)
         candidates.append(
