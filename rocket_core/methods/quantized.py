@@ -48,7 +48,7 @@ def profile_choices(problem: LayerProblem, sample: SampledOutputs, choices: Code
 
 
 def profile_blocks(problem: LayerProblem, sample: SampledOutputs, types: tuple[BlockType, ...]) -> list[Candidate]:
-    """Return a candidate for each of the block types that rows of the layer can have, by falling bytes; see `profile`."""
+    """Return a candidate for each of these block types that the layer can have, by falling bytes; see `profile`."""
     d_in, d_out = problem.shape
     importance = sample.gram.matrix.diagonal()
     candidates = []
