@@ -137,7 +137,7 @@ class CompressionOptions:
         "TOKENS",
         "Train the numbers that the result stores towards the original's predictions, on this many tokens of the "
         "calibration text, such as 2M: recovers part of the loss at the same size. Requires memory for two copies of "
-        "the model. Not with --for vllm or llama.cpp.",
+        "the model. Not with --for vllm, llama.cpp or mlx.",
         "no training",
         parser=options.read_tokens,
     )

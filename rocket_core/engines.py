@@ -3,6 +3,7 @@
 References:
     vLLM, `model_executor/layers/quantization/compressed_tensors/compressed_tensors.py` (`get_scheme`: one scheme for
     each fused layer) and `schemes/compressed_tensors_wNa16.py` (bits, groups and their divisibility).
+    mlx-lm, `utils.py` (`load_model`: which layers are quantized, and how) and `models/` (families).
     llama.cpp, `ggml/src/ggml-common.h` (block types) and `gguf-py/gguf/constants.py` (architectures).
 """
 
@@ -13,10 +14,11 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator
 
+from rocket_core.sizes.block_types import BLOCK_TYPES, MLX_TYPES
 from rocket_core.sizes.code_format import ANY_CODES, CodeChoices
 
-EngineName = Literal["rocket", "vllm", "llama.cpp"]
-ExportKind = Literal["rocket", "dense", "compressed-tensors", "gguf"]
+EngineName = Literal["rocket", "vllm", "llama.cpp", "mlx"]
+ExportKind = Literal["rocket", "dense", "compressed-tensors", "gguf", "mlx"]
 LaterExport = Literal["dense", "gguf", "compressed-tensors"]
 """Exports that can be made from a finished `rocket` one."""
 
@@ -71,6 +73,16 @@ class Engine:
     sixteen_bits: bool = False
 
 
+_DENSE_FAMILIES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Phi3ForCausalLM",
+)
 _MIXTURES = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM")
 
 ROCKET = Engine(
@@ -113,7 +125,7 @@ LLAMA_CPP = Engine(
     exports=("gguf",),
     readable=("gguf", "dense"),
     kinds=("quantized",),
-    codes=CodeChoices(bits=(), group_sizes=(), alone=True, blocks=True),
+    codes=CodeChoices(bits=(), group_sizes=(), alone=True, blocks=BLOCK_TYPES),
     tables=True,
     # Each of these is one tensor.
     experts_agree="projection",
@@ -121,22 +133,26 @@ LLAMA_CPP = Engine(
     # A vector that llama.cpp's own files have in float32.
     exact=("shared_expert_gate",),
     # Those that `rocket_core.exports.gguf_families` can write.
-    classes=(
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "GemmaForCausalLM",
-        "Gemma2ForCausalLM",
-        "Gemma3ForCausalLM",
-        "Phi3ForCausalLM",
-        *_MIXTURES,
-        "GptOssForCausalLM",
-    ),
+    classes=(*_DENSE_FAMILIES, *_MIXTURES, "GptOssForCausalLM"),
 )
 """llama.cpp, and what is built on it: Ollama, LM Studio. In its GGUF files every tensor has its own type."""
 
+MLX = Engine(
+    name="mlx",
+    title="MLX",
+    exports=("mlx",),
+    readable=("mlx", "rocket", "dense"),
+    kinds=("quantized",),
+    codes=CodeChoices(bits=(), group_sizes=(), alone=True, blocks=MLX_TYPES),
+    tables=True,
+    classes=_DENSE_FAMILIES,
+    # MLX computes in the dtype of the scales, which is bfloat16.
+    sixteen_bits=True,
+)
+"""MLX with mlx-lm, on Apple's GPUs. Every layer has its own bits and size of groups."""
 
-PUSHED_FIRST: tuple[ExportKind, ...] = ("rocket", "gguf", "compressed-tensors", "dense")
+PUSHED_FIRST: tuple[ExportKind, ...] = ("rocket", "gguf", "mlx", "compressed-tensors", "dense")
 """Exports by precedence: without a choice, the first that a job has is pushed to the Hub."""
-ENGINES: Mapping[EngineName, Engine] = MappingProxyType({engine.name: engine for engine in (ROCKET, VLLM, LLAMA_CPP)})
+ENGINES: Mapping[EngineName, Engine] = MappingProxyType(
+    {engine.name: engine for engine in (ROCKET, VLLM, LLAMA_CPP, MLX)}
+)

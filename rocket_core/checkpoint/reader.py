@@ -28,6 +28,7 @@ DTYPES: dict[str, torch.dtype] = {
     "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
+    "U32": torch.uint32,
     "BOOL": torch.bool,
 }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rocket_core.config import KINDS, CompressionConfig
 from rocket_core.estimates.operations import FLOAT32_BYTES, Operations
-from rocket_core.sizes.block_types import BLOCK_TYPES, block_types_for
+from rocket_core.sizes.block_types import BLOCK_TYPES, MLX_TYPES, block_types_for
 from rocket_core.sizes.budget import Shape
 from rocket_core.sizes.code_format import formats_for
 
@@ -59,6 +59,7 @@ _ENTROPY_PROFILE = _Cost(
 _MEMORY_PROFILE = _Cost(cubes=1, whole=47.8, sampled_passes=2510, passes=534, input_seconds=1.03e-4, seconds=0.0567)
 _FORMAT_PROFILE = _Cost(sampled=1.9, sampled_passes=99, input_seconds=1e-6)
 _FORMATS_PROFILE = _Cost(cubes=3.7, input_seconds=3.05e-5, seconds=0.0052)
+_SMALL_BLOCK_TYPES = 6
 _SMALL_BLOCK_PROFILE = _Cost(cubes=3.59, sampled_passes=2350, passes=165, input_seconds=1.46e-4, seconds=0.021)
 _BLOCK_PROFILE = _Cost(cubes=2.2, sampled=52.9, sampled_passes=6340, input_seconds=2.35e-4, seconds=0.0488)
 # Compression of a layer as entropy codes, as codes of a fixed number of bits, and as blocks.
@@ -95,6 +96,8 @@ def profiling_codes(shape: Shape, config: CompressionConfig) -> Operations:
 
 def profiling_table(shape: Shape, config: CompressionConfig) -> Operations:
     """Return the operations to profile a token embedding, a head, or a layer that may have codes of fixed bits only."""
+    if config.code_choices.blocks == MLX_TYPES:
+        return _SMALL_BLOCK_PROFILE.of(shape).times(len(MLX_TYPES) / _SMALL_BLOCK_TYPES)
     if config.code_choices.blocks:
         return (_BLOCK_PROFILE if _has_large_blocks(shape) else _SMALL_BLOCK_PROFILE).of(shape)
     formats = len(formats_for(shape[0], config.code_choices))
@@ -111,7 +114,9 @@ def compressing_codes(shape: Shape, config: CompressionConfig, *, is_table: bool
         is_table: whether it is a token embedding or head, which are not entropy coded.
     """
     if config.code_choices.blocks:
-        return (_BLOCKS if _has_large_blocks(shape) else _SMALL_BLOCKS).of(shape)
+        return (
+            _BLOCKS if config.code_choices.blocks == BLOCK_TYPES and _has_large_blocks(shape) else _SMALL_BLOCKS
+        ).of(shape)
     return (_ENTROPY if config.entropy_codes and not is_table else _FIXED).of(shape)
 
 

@@ -32,6 +32,7 @@ from rocket_core.errors import (
 from rocket_core.experts import fused_parameters, unfuse
 from rocket_core.exports.gguf_model import GgufPlan, plan_gguf
 from rocket_core.exports.gguf_reader import read_weights
+from rocket_core.exports.mlx import dense_weights
 from rocket_core.hub.repository import offline
 from rocket_core.inspection.files.model_advice import advice_on_folder
 from rocket_core.inspection.files.model_files import CONFIG_NAME, vet_folder
@@ -163,6 +164,8 @@ def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool =
     # Load the class that the checkpoint names: a bare encoder may have a pooler that the checkpoint lacks.
     if folder.gguf_file is not None:
         return _prepared(_load_gguf(folder), device)
+    if hasattr(folder.config, "quantization"):
+        return _prepared(_load_mlx(folder), device)
     named = generating_class(folder.config) if folder.predicts_tokens else named_class(folder.config)
     vet_folder(folder.path, str(folder.path))
     files = local_weight_files(folder.path, str(folder.path))
@@ -227,6 +230,18 @@ def _load_gguf(folder: ModelFolder) -> Any:
                 part.of(whole).copy_(weights.pop(key))
             weights[name] = whole
     return _load(loader, folder.path, state_dict=weights, **options)
+
+
+def _load_mlx(folder: ModelFolder) -> Any:
+    """Return a model whose weights are stored for MLX, decoded."""
+    config = copy.deepcopy(folder.config)
+    quantization = config.quantization
+    del config.quantization, config.quantization_config
+    vet_folder(folder.path, str(folder.path))
+    tensors = {key: entry.read() for key, entry in open_checkpoint(folder.path).entries.items()}
+    weights = dense_weights(quantization, tensors)
+    options: dict[str, Any] = {"config": config, "dtype": torch.float32}
+    return _load(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], folder.path, state_dict=weights, **options)
 
 
 def _load(loader: Any, path: Path, **options: Any) -> Any:

@@ -32,15 +32,14 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def write_settings(folder: Path, settings: Mapping[str, Any], quantization: Mapping[str, Any] | None) -> None:
+def write_settings(folder: Path, settings: Mapping[str, Any], added: Mapping[str, Any]) -> None:
     """Write the `config.json` of an export.
 
     Args:
         folder: the export.
         settings: the model's settings.
-        quantization: value of `quantization_config`; None for a model that loads without.
+        added: what tells how weights are stored, by the name of the setting.
     """
-    added = {} if quantization is None else {"quantization_config": quantization}
     _write(folder / CONFIG_NAME, _json({**settings, **added}))
 
 

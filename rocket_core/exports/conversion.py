@@ -89,7 +89,9 @@ def _write(artifact: StoredArtifact, folder: Path, kind: LaterExport, on_step: _
             assert_never(kind)
     largest = CompressionConfig().max_shard_bytes
     _check_disk(checkpoint_bytes(plans, largest), folder)
-    artifact_folder.write_settings(folder, artifact.settings, quantization)
+    artifact_folder.write_settings(
+        folder, artifact.settings, {} if quantization is None else {"quantization_config": quantization}
+    )
     artifact_folder.copy_companions(artifact.folder, artifact.folder.name, folder)
     count = iter(range(len(plans)))
     return write_checkpoint(

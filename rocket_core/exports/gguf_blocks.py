@@ -1,4 +1,4 @@
-"""Bytes of weights under llama.cpp's block types."""
+"""Bytes of weights under block types: those of llama.cpp's files, and in a work folder those of MLX."""
 
 import functools
 import operator
@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Int16, UInt8
 from torch import Tensor
 
-from rocket_core.linalg.block_codes import BlockScales, BlockWeight
-from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockFormat, BlockType
+from rocket_core.linalg.block_codes import HALVES, BlockScales, BlockWeight
+from rocket_core.sizes.block_types import BLOCK_FORMATS, MLX_TYPES, BlockFormat, BlockType
 
 _Source = Literal["codes", "scales", "minima"]
 
@@ -70,7 +70,35 @@ class _Bits:
         return torch.arange(self.parts, dtype=torch.int16, device=like.device)[:, None] * self.bits + self.at
 
 
-_Run = tuple[_Bits, ...]
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """The codes of a block as one run of bits, the lowest of each first: how MLX packs them.
+
+    Attributes:
+        bits: number of bits of each.
+        source: which integers.
+    """
+
+    bits: int
+    source: _Source = "codes"
+
+    def pack(self, integers: Int16[Tensor, "blocks count"]) -> Int16[Tensor, "blocks size"]:
+        """Return a number for each byte."""
+        return _regrouped(integers, self.bits, 8)
+
+    def unpack(self, packed: Int16[Tensor, "blocks size"], integers: Int16[Tensor, "blocks count"]) -> None:
+        """Add to the integers what the bytes say of them."""
+        integers += _regrouped(packed, 8, self.bits)
+
+
+def _regrouped(numbers: Int16[Tensor, "blocks count"], bits: int, new: int) -> Int16[Tensor, "blocks other"]:
+    """Return the numbers of `new` bits whose bits in a row are those of numbers of `bits` bits."""
+    row = (numbers[:, :, None] >> torch.arange(bits, dtype=torch.int16)) & 1
+    shifted: Tensor = row.view(len(numbers), -1, new) << torch.arange(new, dtype=torch.int16)
+    return shifted.sum(dim=2, dtype=torch.int16)
+
+
+_Run = tuple[_Bits | _Stream, ...]
 
 # Halves of a block's numbers, and runs of bytes, in the order in which llama.cpp's structures have them.
 _D, _E = "d", "e"
@@ -107,11 +135,12 @@ _LAYOUTS: dict[BlockType, tuple[str | _Run, ...]] = {
         _D,
     ),
     "Q2_K": ((_Bits("scales", 4, 1, 16), _Bits("minima", 4, 1, 16, at=4)), _CRUMBS, _D, _E),
+    **{name: (_D, _E, (_Stream((len(BLOCK_FORMATS[name].levels) - 1).bit_length()),)) for name in MLX_TYPES},
 }
 
 
 def pack_blocks(rounded: BlockWeight) -> UInt8[Tensor, "d_out row_bytes"]:
-    """Return the bytes of a weight's rows as llama.cpp stores them, on the CPU."""
+    """Return the bytes of a weight's rows, block by block, on the CPU."""
     parts = [_pack(rounded, columns) for columns in _parts(*rounded.shape)]
     return torch.cat(parts) if parts else torch.empty(0, 0, dtype=torch.uint8)
 
@@ -182,7 +211,7 @@ def _unpack(packed: UInt8[Tensor, "outputs row_bytes"], block_format: BlockForma
     position = 0
     for field in _LAYOUTS[block_format.name]:
         if isinstance(field, str):
-            found[field] = blocks[:, position : position + 2].contiguous().view(torch.float16)
+            found[field] = blocks[:, position : position + 2].contiguous().view(HALVES[block_format.halves])
             position += 2
             continue
         size = field[0].pack(found[field[0].source]).shape[1]

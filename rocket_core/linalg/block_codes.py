@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Float16, Int8
+from jaxtyping import Bool, Float, Int8
 from torch import Tensor
 
 from rocket_core.linalg.code_grids import Levels
@@ -24,9 +24,9 @@ class BlockScales:
         format: the block type.
     """
 
-    block_scales: Float16[Tensor, "blocks d_out"]
+    block_scales: Float[Tensor, "blocks d_out"]
     group_scales: Int8[Tensor, "groups d_out"]
-    block_minima: Float16[Tensor, "blocks d_out"] | None
+    block_minima: Float[Tensor, "blocks d_out"] | None
     group_minima: Int8[Tensor, "groups d_out"] | None
     format: BlockFormat
 
@@ -40,10 +40,14 @@ class BlockScales:
         return _products(self.block_scales, self.group_scales, self.format).to(dtype)
 
     def offsets(self, dtype: torch.dtype) -> Float[Tensor, "groups d_out"] | None:
-        """Return e·m of every group, which float32 holds exactly; None if the type has no minima."""
+        """Return what is subtracted from d·s·code of every group; None if the type has no minima.
+
+        It is e·m, which float32 holds exactly, less d·s·shift.
+        """
         if self.block_minima is None or self.group_minima is None:
             return None
-        return _products(self.block_minima, self.group_minima, self.format).to(dtype)
+        offsets = _products(self.block_minima, self.group_minima, self.format).to(dtype)
+        return offsets - self.steps(dtype) * self.format.shift if self.format.shift else offsets
 
     def by_input(self, d_in: int, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
         """Return the step of every entry."""
@@ -69,7 +73,7 @@ class BlockScales:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockWeight:
-    """A weight w̃ = d·s·code - e·m.
+    """A weight w̃ = d·s·(code + shift) - e·m.
 
     Attributes:
         codes: a level of the type for each entry.
@@ -115,18 +119,19 @@ class BlockWeight:
         return cls(codes=combine([part.codes for part in parts]), scales=scales)
 
 
-def in_half(values: Float[Tensor, "*shape"]) -> Float16[Tensor, "*shape"]:
-    """Round scales to float16; none becomes zero, so that every code has a meaning, and none infinite."""
+def in_half(values: Float[Tensor, "*shape"], block_format: BlockFormat) -> Float[Tensor, "*shape"]:
+    """Round scales to what blocks store; none becomes zero, so that every code has a meaning, and none infinite."""
     most = torch.finfo(torch.float16).max
-    return values.abs().clamp(_LEAST_HALF, most).copysign(values).half()
+    return values.abs().clamp(_LEAST_HALF, most).copysign(values).to(HALVES[block_format.halves])
 
 
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # The smallest positive number in float16.
 _LEAST_HALF = 2.0**-24
 _TENSORS = ("block_scales", "group_scales", "block_minima", "group_minima")
 
 
 def _products(
-    halves: Float16[Tensor, "blocks d_out"], integers: Int8[Tensor, "groups d_out"], block_format: BlockFormat
+    halves: Float[Tensor, "blocks d_out"], integers: Int8[Tensor, "groups d_out"], block_format: BlockFormat
 ) -> Float[Tensor, "groups d_out"]:
     return halves.float().repeat_interleave(block_format.groups_per_block, dim=0) * integers

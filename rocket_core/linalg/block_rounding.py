@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.linalg.block_codes import BlockScales, BlockWeight, in_half
+from rocket_core.linalg.block_codes import HALVES, BlockScales, BlockWeight, in_half
 from rocket_core.linalg.block_scales import search_block_scales, whole_minima, whole_scales
 from rocket_core.linalg.rounding import RoundingGram, improve, start
 from rocket_core.sizes.block_types import BlockFormat
@@ -62,12 +62,13 @@ def refit_block_scales(
             block.refit(matrix[inputs, inputs], slope[inputs])
             slope.addmm_(matrix[:, inputs], block.weight().sub_(before), alpha=-1)
     scales, minima = rounded.scales, [block.minimum for block in blocks]
+    halves = HALVES[block_format.halves]
     return BlockWeight(
         codes=rounded.codes,
         scales=BlockScales(
-            block_scales=torch.stack([block.scale for block in blocks]).half(),
+            block_scales=torch.stack([block.scale for block in blocks]).to(halves),
             group_scales=torch.cat([block.scales for block in blocks]).to(torch.int8),
-            block_minima=None if scales.block_minima is None else torch.stack(minima).half(),
+            block_minima=None if scales.block_minima is None else torch.stack(minima).to(halves),
             group_minima=None
             if scales.group_minima is None
             else torch.cat([block.minima for block in blocks]).to(torch.int8),
@@ -81,7 +82,7 @@ class _Block:
     """A block of every output, with numbers in the computing precision.
 
     Attributes:
-        codes: the codes.
+        codes: the codes, shifted.
         scale, minimum: d and e; e is zero if the type has no minima.
         scales, minima: s and m of each group.
         format: the block type.
@@ -106,7 +107,7 @@ class _Block:
         minima = torch.zeros_like(scales.group_scales) if scales.group_minima is None else scales.group_minima
         return [
             cls(
-                codes=codes[number].to(dtype),
+                codes=codes[number].to(dtype) + block_format.shift,
                 scale=scales.block_scales[number].to(dtype),
                 scales=group_scales[number],
                 minimum=minimum[number].to(dtype),
@@ -135,12 +136,12 @@ class _Block:
                 for group in range(self.format.groups_per_block):
                     self._refit_group(group, matrix, slope)
             direction = (self.codes * self.scales[:, None]).flatten(0, 1)
-            found = in_half(self.scale + _best_change(direction, matrix, slope)).to(slope.dtype)
+            found = in_half(self.scale + _best_change(direction, matrix, slope), self.format).to(slope.dtype)
             slope.addmm_(matrix, direction.mul_(found - self.scale), alpha=-1)
             self.scale = found
             if self.format.has_minima:
                 direction = -self.minima.repeat_interleave(self.format.group_size, dim=0)
-                found = in_half(self.minimum + _best_change(direction, matrix, slope)).to(slope.dtype)
+                found = in_half(self.minimum + _best_change(direction, matrix, slope), self.format).to(slope.dtype)
                 slope.addmm_(matrix, direction.mul_(found - self.minimum), alpha=-1)
                 self.minimum = found
 

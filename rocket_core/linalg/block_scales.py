@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float16, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from rocket_core.linalg.block_codes import BlockScales, in_half
@@ -50,7 +50,7 @@ class _Groups:
     ) -> Float[Tensor, "groups d_out"]:
         """Return the error of each group with these steps and offsets."""
         target = self.values if offsets is None else self.values + offsets[:, None]
-        codes = Levels.of(self.format.levels).nearest_(target / steps[:, None])
+        codes = Levels.of(self.format.multiples).nearest_(target / steps[:, None])
         return codes.mul_(steps[:, None]).sub_(target).square_().mul_(self.importance).sum(dim=1)
 
     def over_blocks(self, per_group: Shaped[Tensor, "groups d_out"]) -> Shaped[Tensor, "blocks per_block d_out"]:
@@ -133,7 +133,7 @@ def _shared(
     ends: tuple[int, ...],
     whole: Callable[[Tensor, BlockFormat], Tensor],
     errors: Callable[[Tensor], Tensor],
-) -> tuple[Float16[Tensor, "blocks d_out"], Float[Tensor, "groups d_out"]]:
+) -> tuple[Float[Tensor, "blocks d_out"], Float[Tensor, "groups d_out"]]:
     """Return float16 numbers of blocks and integers of groups whose products replace real numbers of groups best.
 
     Args:
@@ -145,11 +145,11 @@ def _shared(
     """
     by_block = groups.over_blocks(real)
     greatest = by_block.gather(1, by_block.abs().argmax(dim=1, keepdim=True))[:, 0]
-    best_halves = in_half(greatest / ends[0])
+    best_halves = in_half(greatest / ends[0], groups.format)
     best_integers = torch.ones_like(real)
     least = torch.full_like(greatest, math.inf)
     for integer in dict.fromkeys(round(part * end) for part in _PARTS for end in ends):
-        halves = in_half(greatest / integer)
+        halves = in_half(greatest / integer, groups.format)
         exact = groups.by_group(halves.to(real.dtype))
         integers = whole(real / exact, groups.format)
         error = groups.over_blocks(errors(integers * exact)).sum(dim=1)
@@ -178,9 +178,9 @@ def whole_minima(values: Float[Tensor, "*shape"], block_format: BlockFormat) -> 
 
 def _polished(
     groups: _Groups,
-    halves: Float16[Tensor, "blocks d_out"],
+    halves: Float[Tensor, "blocks d_out"],
     integers: Float[Tensor, "groups d_out"],
-    half_minima: Float16[Tensor, "blocks d_out"] | None,
+    half_minima: Float[Tensor, "blocks d_out"] | None,
     minima: Float[Tensor, "groups d_out"] | None,
 ) -> tuple[Float[Tensor, "groups d_out"], Float[Tensor, "groups d_out"]]:
     """Return s and m after trying their neighbours; m is zero without minima."""
@@ -205,8 +205,8 @@ def _real_scales_and_minima(
     groups: _Groups,
 ) -> tuple[Float[Tensor, "groups d_out"], Float[Tensor, "groups d_out"]]:
     """Return the best real step and offset of each group; steps are positive, and offsets that share e not negative."""
-    values, weights, most = groups.values, groups.importance, groups.format.levels[-1]
-    levels = Levels.of(groups.format.levels)
+    values, weights, most = groups.values, groups.importance, groups.format.multiples[-1]
+    levels = Levels.of(groups.format.multiples)
     high, low = values.amax(dim=1), values.amin(dim=1)
     shared = groups.format.groups_per_block > 1
     if shared:

@@ -47,15 +47,15 @@ def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[Cod
 def profile_choices(problem: LayerProblem, sample: SampledOutputs, choices: CodeChoices) -> list[Candidate]:
     """Return a candidate for each format that the layer may have; see `profile`."""
     if choices.blocks:
-        return profile_blocks(problem, sample)
+        return profile_blocks(problem, sample, choices.blocks)
     return profile(problem, sample, formats_for(problem.shape[0], choices))
 
 
-def profile_blocks(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
-    """Return a candidate for each block type that rows of the layer can have, by falling bytes; see `profile`."""
+def profile_blocks(problem: LayerProblem, sample: SampledOutputs, types: tuple[BlockType, ...]) -> list[Candidate]:
+    """Return a candidate for each of these block types that the layer can have, by falling bytes; see `profile`."""
     d_in, d_out = problem.shape
     importance = sample.gram.matrix.diagonal()
-    block_types, squares = block_types_for(d_in), []
+    block_types, squares = block_types_for(d_in, types), []
     for block_type in block_types:
         scales = search_block_scales(sample.weight, importance, BLOCK_FORMATS[block_type])
         squares.append(sample.squares_of(gptq(sample.weight, sample.gram, scales)))

@@ -22,6 +22,7 @@ _CARD_BYTES = 2**20
 _TAGS: Mapping[ExportKind, tuple[str, ...]] = {
     "gguf": ("gguf", "llama.cpp"),
     "compressed-tensors": ("compressed-tensors", "vllm"),
+    "mlx": ("mlx",),
 }
 
 _NOTES: Mapping[ExportKind, str] = {
@@ -34,6 +35,9 @@ weights are the products of the factors: this export is as large as the original
     "gguf": """\
 Each tensor has its own block type, chosen within the size of the file for the least loss. llama.cpp and programs that
 are built on it read the file, which contains embeddings, head and tokenizer as well.""",
+    "mlx": """\
+Each layer has its own bits and size of groups, chosen within the size of the file for the least loss, embeddings and
+head included. mlx-lm reads the folder as it is.""",
     "compressed-tensors": """\
 Quantized layers are stored as `pack-quantized` of compressed-tensors, with different bits
 for different layers. vLLM computes from the codes; `transformers` decompresses each layer when it is first used.""",

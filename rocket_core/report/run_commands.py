@@ -75,6 +75,8 @@ def run_commands(report: CompressionReport, kind: ExportKind, folder: str) -> tu
             return (loading, _vllm(folder)) if served else (loading,)
         case "compressed-tensors":
             return (_vllm(folder), loading)
+        case "mlx":
+            return (RunCommand(program="mlx-lm", text=f"mlx_lm.generate --model {shlex.quote(folder)} --prompt Hello"),)
         case "gguf":
             return _gguf_commands(folder)
         case _:

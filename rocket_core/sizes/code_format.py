@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Literal
 
-from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockFormat, block_types_for
+from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockFormat, BlockType, block_types_for
 from rocket_core.sizes.budget import bits_budget, quantized_bytes, scale_bytes
 
 CodeBits = Literal[2, 3, 4, 5, 6, 7, 8]
@@ -58,7 +58,7 @@ class CodeChoices:
         alone: whether layers may be stored in no other way than as codes or dense.
         aligned: whether groups fill an output evenly and its codes whole words of 32 bits, and scales are as
             `CodeFormat.bfloat16_scales` says: what compressed-tensors stores.
-        blocks: whether layers have block types of llama.cpp instead; bits and group sizes do not matter then.
+        blocks: the block types that layers have instead; bits and group sizes do not matter then.
         finest: whether codes of 8 bits may also have float16 scales for small groups.
         fixed: whether layers may have codes of a fixed number of bits.
         entropy_coded: whether layers may be entropy coded, down to `fewest_coded_bytes`.
@@ -69,7 +69,7 @@ class CodeChoices:
     group_sizes: tuple[GroupSize, ...] | None = None
     alone: bool = False
     aligned: bool = False
-    blocks: bool = False
+    blocks: tuple[BlockType, ...] = ()
     finest: bool = False
     fixed: bool = True
     entropy_coded: bool = False
@@ -215,7 +215,7 @@ def fewest_bytes(d_in: int, d_out: int, choices: CodeChoices = ANY_CODES) -> int
     """Return the bytes of a layer in the smallest of these formats; None if it has none."""
     formats: tuple[CodeFormat | BlockFormat, ...] = formats_for(d_in, choices)
     if choices.blocks:
-        formats = tuple(BLOCK_FORMATS[block_type] for block_type in block_types_for(d_in))
+        formats = tuple(BLOCK_FORMATS[block_type] for block_type in block_types_for(d_in, choices.blocks))
     return min((each.stored_bytes(d_in, d_out) for each in formats), default=None)
 
 

@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS, CompressionConfig
-from rocket_core.engines import ENGINES
 from rocket_core.inspection.checks.preconditions import MAX_SHAPES
 from rocket_core.inspection.files.safetensors_headers import FLOAT_DTYPES
 from rocket_core.inspection.headers.header_layers import HeaderTables, find_layers, find_tables
@@ -240,8 +239,7 @@ def _written(
     weights: WeightSummary, stored: Mapping[str, Shape], config: CompressionConfig
 ) -> Iterator[tuple[str, Sequence[int]]]:
     """Yield name and shape of every tensor of the artifact, each layer in the most parts that it may have."""
-    packed = config.reader.exports[0] == ENGINES["vllm"].exports[0]
-    parts = stored_parts(packed=packed, codes_factors=config.codes_factors)
+    parts = stored_parts(config.reader.exports[0], codes_factors=config.codes_factors)
     split = {name for name, _ in weights.stacks}
     for other in weights.others:
         name = other.key.removesuffix(".weight")

@@ -18,7 +18,7 @@ from rocket_core.checkpoint import (
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.engines import ExportKind
 from rocket_core.errors import FaultyResultError
-from rocket_core.exports import artifact_folder, compressed_tensors
+from rocket_core.exports import artifact_folder, compressed_tensors, mlx
 from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, write_model
 from rocket_core.layers import LayerEntry, quantization_config
 from rocket_core.pipeline.context import Run
@@ -33,10 +33,11 @@ from rocket_core.pipeline.stages.stored_weight import (
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
 from rocket_core.report.schema import ExportReport, LayerReport
+from rocket_core.sizes.block_types import BlockType
 from rocket_core.sizes.code_format import CodeFormat
 from rocket_core.system.files import DifferentContentError, Opener, atomic_write, compared
 
-StoredExport = Literal["rocket", "dense", "compressed-tensors"]
+StoredExport = Literal["rocket", "dense", "compressed-tensors", "mlx"]
 """Exports of safetensors."""
 
 
@@ -241,14 +242,15 @@ def _plan_layer(
             return compressed_tensors.plan_layer(
                 base, shape, _code_format(work, layer.name), run.dtype, lambda: read_codes(work, layer.name, shape)
             )
+        case "mlx":
+            block_type, blocks = _blocks(work, layer.name)
+            return mlx.plan_layer(base, shape, block_type, blocks.read)
         case _:
             assert_never(kind)
 
 
-def _quantization(
-    run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, LayerReport]
-) -> dict[str, Any] | None:
-    """Return the `quantization_config` of `config.json`; None for a model that loads without.
+def _quantization(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, LayerReport]) -> dict[str, Any]:
+    """Return what is added to `config.json`, by the name of the setting; nothing for a model that loads without.
 
     Args:
         run: the run.
@@ -256,16 +258,26 @@ def _quantization(
         kind: the export.
         stored: every layer that is not dense by its name in the files.
     """
+    table: dict[str, Any] | None = None
     match kind:
         case "rocket":
-            return quantization_config({disk: _table_entry(run, work, layer) for disk, layer in stored.items()})
+            table = quantization_config({disk: _table_entry(run, work, layer) for disk, layer in stored.items()})
         case "dense":
-            return None
+            pass
+        case "mlx":
+            return mlx.model_settings({disk: _blocks(work, layer.name)[0] for disk, layer in stored.items()})
         case "compressed-tensors":
             formats = {layer.name: (_code_format(work, layer.name), layer.d_in) for layer in stored.values()}
-            return compressed_tensors.model_config(run.architecture.model, formats, run.disk_name)
+            table = compressed_tensors.model_config(run.architecture.model, formats, run.disk_name)
         case _:
             assert_never(kind)
+    return {} if table is None else {"quantization_config": table}
+
+
+def _blocks(work: WorkFolder, name: str) -> tuple[BlockType, TensorEntry]:
+    blocks = stored_blocks(work, name)
+    assert blocks is not None, name
+    return blocks
 
 
 def _code_format(work: WorkFolder, name: str) -> CodeFormat:
@@ -329,7 +341,7 @@ def _table_entry(run: Run, work: WorkFolder, layer: LayerReport) -> LayerEntry:
     return LayerEntry(rank=layer.rank, nnz=nnz, dictionary=None if owner is None else run.disk_name(owner))
 
 
-def _write_config(run: Run, folder: Path, quantization: dict[str, Any] | None) -> None:
+def _write_config(run: Run, folder: Path, quantization: dict[str, Any]) -> None:
     settings = artifact_folder.read_settings(run.source.folder)
     is_coded = settings.pop("quantization_config", None) is not None
     if run.config.dtype != "auto" or is_coded:

@@ -13,7 +13,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.work_folder import WorkFolder
-from rocket_core.sizes.block_types import BLOCK_TYPES, BlockType
+from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockType
 
 
 def stored_tensors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
@@ -44,7 +44,7 @@ def block_key(block_type: BlockType) -> str:
 def stored_blocks(work: WorkFolder, name: str) -> tuple[BlockType, TensorEntry] | None:
     """Return the block type of a compressed layer and the location of its blocks; None if it is stored otherwise."""
     entries = stored_tensors(work, name)
-    found = ((block_type, entries.get(block_key(block_type))) for block_type in BLOCK_TYPES)
+    found = ((block_type, entries.get(block_key(block_type))) for block_type in BLOCK_FORMATS)
     return next(((block_type, entry) for block_type, entry in found if entry is not None), None)
 
 

@@ -98,6 +98,6 @@ def test_the_output_error_is_far_below_that_of_llama_cpp(name):
 
 
 def test_scales_in_half_precision_are_neither_zero_nor_infinite():
-    halves = in_half(torch.tensor([0.0, -1e-12, 1e9, -1e9, 0.5])).double()
+    halves = in_half(torch.tensor([0.0, -1e-12, 1e9, -1e9, 0.5]), BLOCK_FORMATS["Q8_0"]).double()
     expected = np.array([2.0**-24, -(2.0**-24), 65504.0, -65504.0, 0.5])
     assert np.array_equal(halves.numpy(), expected)
