@@ -7,7 +7,7 @@ from rocket_core.checkpoint import WeightLoader
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from rocket_core.hub.requests import check_request
 from rocket_core.pipeline import compress
-from rocket_core.sizes.block_types import BLOCK_FORMATS
+from rocket_core.sizes.block_types import BLOCK_FORMATS, BLOCK_TYPES
 from tests.reference import gguf_models
 
 
@@ -60,7 +60,7 @@ def test_a_model_of_rows_that_do_not_fit_stays_as_it_is(tmp_path, settings):
 
 def test_the_fewest_bits_of_block_types_are_known(tmp_path, settings):
     # Rows of 64 and 96 inputs, for which there are no types of blocks of 256.
-    least = min(form.bits_per_weight for form in BLOCK_FORMATS.values() if form.fits(32))
+    least = min(BLOCK_FORMATS[name].bits_per_weight for name in BLOCK_TYPES if BLOCK_FORMATS[name].fits(32))
     model = save("llama", tmp_path / "model")
     for bits, is_refused in ((least - 0.1, True), (least + 0.1, False)):
         config = settings(ratio=None, bits=bits, preset="fast", engine="llama.cpp")
