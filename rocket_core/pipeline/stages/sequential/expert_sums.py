@@ -11,7 +11,7 @@ what their first layers read, and when all of those are compressed, what their l
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -26,32 +26,15 @@ from rocket_core.pipeline.stages.sequential.cross_sums import CrossSums
 _MOST_BYTES = 2**27
 
 
-@dataclass(kw_only=True, slots=True)
-class _Average:
-    """Running sums over all tokens of a block.
-
-    Attributes:
-        sums: those of both models.
-        dense_gram: XᵀX.
-    """
-
-    sums: CrossSums = field(default_factory=CrossSums)
-    dense_gram: Tensor = field(default_factory=lambda: torch.zeros(()))
-
-    def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
-        """Add the rows of a batch."""
-        self.sums.add(rows, dense_rows)
-        self.dense_gram = self.dense_gram + (dense_rows.mT @ dense_rows).double()
-
-
-def _with_average(sums: CrossSums, average: _Average) -> CrossSums:
+def _with_average(sums: CrossSums, average: CrossSums) -> CrossSums:
     """Return sums and those of as many average tokens as their covariance has effective ranks."""
-    total = average.sums.tokens
+    total = average.tokens
     added = max(1, round(effective_rank(average.dense_gram / total)))
     return CrossSums(
         tokens=sums.tokens + added,
-        gram=sums.gram + added / total * average.sums.gram,
-        cross=sums.cross + added / total * average.sums.cross,
+        gram=sums.gram + added / total * average.gram,
+        cross=sums.cross + added / total * average.cross,
+        dense_gram=sums.dense_gram + added / total * average.dense_gram,
     )
 
 
@@ -127,7 +110,7 @@ class ExpertSums:
         self._everywhere = everywhere
         self._on_batch = on_batch
         self._ready: dict[str, CrossSums] = {}
-        self._averages: dict[str, _Average] = {}
+        self._averages: dict[str, CrossSums] = {}
 
     def of(self, layer: ExpertLayer) -> CrossSums:
         """Return the sums of a layer. The layers that precede it in its expert are compressed."""
@@ -139,14 +122,14 @@ class ExpertSums:
         """Return a layer, and as many after it as can be summed up in the same pass within the memory for it."""
         after = self._layers[self._layers.index(layer) :]
         alike = [other for other in after if (other.module, other.is_last) == (layer.module, layer.is_last)]
-        matrices = 6 if layer.is_last else 2
+        matrices = 6 if layer.is_last else 3
         return alike[: max(1, _MOST_BYTES // (matrices * layer.d_in**2 * 8))]
 
     def _sum(self, layers: Sequence[ExpertLayer]) -> dict[str, CrossSums]:
         own = {layer.name: CrossSums() for layer in layers}
         # What enters is the same for all experts.
         averaged = layers if layers[0].is_last else [] if layers[0].module in self._averages else layers[:1]
-        averages = {layer.name: _Average() for layer in averaged}
+        averages = {layer.name: CrossSums() for layer in averaged}
         for rows, dense_rows, routes in self._entering(layers[0].module):
             stride = max(1, len(rows) * self._dense.batches // SAMPLE_TOKENS) if layers[0].is_last else 1
             for layer in averaged:

@@ -29,7 +29,17 @@ def prepared(tmp_path, settings, open_work):
             model.final_logits_bias.zero_()
         model.save_pretrained(tmp_path / family)
         byte_tokenizer().save_pretrained(tmp_path / family)
-        settled = settings(ratio=None, target_bytes=10**6, preset="fast", precision="float64", shrinkage=0.0, **changes)
+        settled = settings(
+            **{
+                "ratio": None,
+                "target_bytes": 10**6,
+                "preset": "fast",
+                "precision": "float64",
+                "shrinkage": 0.0,
+                "token_weights": "none",
+            }
+            | changes
+        )
         run = prepare_run(find_model(str(tmp_path / family)), settled)
         inputs = CalibrationInputs(tensors=sequence_batch())
         work = open_work(run, inputs)

@@ -31,7 +31,10 @@ def prepared(tmp_path, settings, open_work):
             model = LlamaForCausalLM(config).eval()
         model.save_pretrained(tmp_path / "model")
         byte_tokenizer().save_pretrained(tmp_path / "model")
-        settled = settings(ratio=None, target_bytes=10**6, preset="fast", precision="float64", **changes)
+        settled = settings(
+            **{"ratio": None, "target_bytes": 10**6, "preset": "fast", "precision": "float64", "token_weights": "none"}
+            | changes
+        )
         run = prepare_run(find_model(str(tmp_path / "model")), settled)
         inputs = CalibrationInputs.of_text(TOKENS)
         work = open_work(run, inputs)
