@@ -167,7 +167,7 @@ class TestEveryFamily:
                 torch.testing.assert_close(found, state, rtol=1e-5, atol=1e-5)
 
     def test_sensitivities_are_those_of_the_whole_model(self, family, folder, vision, open_work):
-        run, inputs = opened(folder(family), vision(token_weights="none"))
+        run, inputs = opened(folder(family), vision(token_weights="none"))  # noqa: S106 - no password
         work = open_work(run, inputs)
         found = measure_sensitivities(run, inputs, work, silent_monitor(run), windows=len(inputs))
         names = [name for block in run.layers for name in block if ".experts." not in name]
