@@ -58,6 +58,9 @@ SHORTER = {
     "--evaluate-samples 16": "--evaluate-samples 2",
     "--tokens 2M": "--tokens 20k",
     "--heal 2M": "--heal 20k",
+    # Less than the cut model takes.
+    "--size 4MB": "--size 1.3MB",
+    "--size 1.6MB": "--size 1.2MB",
 }
 BLOCKS_OF_THE_MODEL = 1
 
