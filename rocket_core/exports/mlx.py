@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rocket_core.checkpoint import TensorPlan, plan_tensor
+from rocket_core.errors import CheckpointFormatError
 from rocket_core.exports.gguf_blocks import unpack_blocks
 from rocket_core.sizes.block_types import BLOCK_FORMATS, MLX_TYPES, BlockType
 
@@ -77,6 +78,9 @@ def dense_weights(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     Args:
         settings: `quantization` of its config.json.
         tensors: its tensors.
+
+    Raises:
+        CheckpointFormatError: a layer has other codes, or lacks its offsets.
     """
     dense = {key: tensor for key, tensor in tensors.items() if key.rpartition(".")[2] not in ("scales", "biases")}
     for key in tensors:
@@ -84,8 +88,13 @@ def dense_weights(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         if part != "scales":
             continue
         described = {**settings, **settings.get(layer, {})}
-        name = f"affine{described['bits']}_{described['group_size']}"
-        block_type = next(known for known in MLX_TYPES if known == name)
+        name = f"affine{described.get('bits')}_{described.get('group_size')}"
+        block_type = next((known for known in MLX_TYPES if known == name), None)
+        if block_type is None or f"{layer}.biases" not in tensors:
+            raise CheckpointFormatError(
+                f"layer {layer} is stored for MLX in a way that Rocket does not read; it reads 2, 3, 4, 5, 6 and 8 "
+                "bits in groups of 32, 64 or 128, in mode affine"
+            )
         scales, biases = tensors[key], tensors[f"{layer}.biases"]
         parts = [
             tensor.to(dtype).contiguous().view(torch.uint8).view(*scales.shape, -1)

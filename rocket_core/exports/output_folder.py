@@ -34,7 +34,7 @@ def check_without(output: Path, exports: Iterable[ExportKind]) -> None:
     if occupied:
         raise InvalidConfigError(
             f"{output} already holds {occupied[0]}, which this run has not made; choose another output folder, or "
-            "remove what is there"
+            "remove that folder"
         )
 
 

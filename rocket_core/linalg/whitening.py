@@ -16,7 +16,7 @@ from rocket_core.errors import IllConditionedGramError
 # far above float64 rounding. With it the Cholesky factorization succeeds for inputs that never fire (all-zero columns
 # of X).
 _DAMPING = 1e-10
-# Between 0.4 and 2, KL changes by 1 % only.
+# SmolLM2 at 4.25 bits has a KL of 0.107, 0.105 and 0.105 with 0.5, 1.5 and 5 d / tokens, of which half count or fewer.
 _WEIGHTED_SHRINKAGE = 0.5
 
 
@@ -116,7 +116,7 @@ def shrunk_for_weights(gram: Float[Tensor, "d d"], weights: Float[Tensor, " toke
     """Shrink a Gram matrix of weighted tokens towards its diagonal: G + a·diag(G), a = d / (2 tokens that count).
 
     Few tokens have most of the weight, and more of them are needed than the weights of a layer have inputs. As many as
-    (Σw)² / Σw² count. On SmolLM2 at 4.25 bits, 16,384 tokens, KL on other text falls from 0.112 to 0.105.
+    (Σw)² / Σw² count, at least one. On SmolLM2 at 4.25 bits, 16,384 tokens, KL on other text falls from 0.112 to 0.105.
 
     Args:
         gram: sum of w x xᵀ over tokens, symmetric.
@@ -125,7 +125,8 @@ def shrunk_for_weights(gram: Float[Tensor, "d d"], weights: Float[Tensor, " toke
     Returns:
         A new matrix on the device of `gram`.
     """
-    return shrunk_gram(gram, float(weights.sum() ** 2 / weights.square().sum()), _WEIGHTED_SHRINKAGE)
+    squares = weights.square().sum().clamp_min(torch.finfo(weights.dtype).tiny)
+    return shrunk_gram(gram, max(1.0, float(weights.sum() ** 2 / squares)), _WEIGHTED_SHRINKAGE)
 
 
 def shrunk_output_gram(

@@ -175,13 +175,13 @@ class _ReversePass:
         return next(number for number, blocks in enumerate(self._lists) if place <= blocks.stop + number)
 
     def _save_hidden(self, states: Activations, place: int) -> None:
-        beside = torch.tensor(-1 if states.extra_count is None else states.extra_count)
-        self._cache.save("hidden", place, {"beside": beside, **_by_batch(states.hidden)})
+        extra_count = torch.tensor(-1 if states.extra_count is None else states.extra_count)
+        self._cache.save("hidden", place, {"extra_count": extra_count, **_by_batch(states.hidden)})
 
     def _restore(self, states: Activations, place: int) -> None:
         entries = self._cache.entries("hidden", place)
-        beside = int(entries["beside"].read())
-        states.extra_count = None if beside < 0 else beside
+        extra_count = int(entries["extra_count"].read())
+        states.extra_count = None if extra_count < 0 else extra_count
         states.hidden[:] = [
             entries[batch_key(batch)].read().to(self._run.device) for batch in range(len(self._batches))
         ]

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rocket_core.checkpoint.reader import DTYPES
+from rocket_core.errors import CheckpointFormatError
 from rocket_core.exports.gguf_blocks import pack_blocks, unpack_blocks
 from rocket_core.exports.mlx import dense_weights, model_settings, part_shapes, plan_layer
 from rocket_core.linalg.block_rounding import round_to_blocks
@@ -90,3 +91,17 @@ def test_mlx_reads_the_same_weights(block_type):
     scales, biases = (mx.array(tensors[f"layer.{part}"].float().numpy()) for part in ("scales", "biases"))
     rows = mx.dequantize(mx.array(tensors["layer.weight"].numpy()), scales, biases, group_size=size, bits=bits)
     assert np.allclose(np.array(rows), blocks.rows(torch.float32).numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"bits": 7, "group_size": 64}, ("weight", "scales", "biases")),
+        ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, ("weight", "scales")),
+        ({}, ("weight", "scales", "biases")),
+    ],
+    ids=["bits", "no offsets", "nothing said"],
+)
+def test_other_codes_are_refused(settings, parts):
+    with pytest.raises(CheckpointFormatError, match="layer some is stored for MLX in a way that Rocket does not read"):
+        dense_weights(settings, {f"some.{part}": torch.zeros(1, 1) for part in parts})

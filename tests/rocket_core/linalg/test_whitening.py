@@ -7,6 +7,7 @@ from rocket_core.linalg.whitening import (
     basis_from_statistics,
     eigenbasis,
     eigenbasis_of_output_gram,
+    shrunk_for_weights,
     shrunk_gram,
     shrunk_output_gram,
     whitening_factor,
@@ -113,3 +114,12 @@ def test_directions_without_energy_are_zero_not_nan():
     basis = eigenbasis(weight, torch.eye(4, dtype=torch.float64))
     assert torch.isfinite(basis.directions).all()
     assert float(basis.singular_values[2:].max()) < 1e-6
+
+
+def test_weighted_tokens_shrink_by_how_many_count():
+    gram = torch.tensor([[4.0, 1.0], [1.0, 2.0]])
+    alike = shrunk_for_weights(gram, torch.ones(50))
+    torch.testing.assert_close(alike, gram + 0.5 * 2 / 50 * gram.diagonal().diag())
+    one = shrunk_for_weights(gram, torch.eye(50)[0] * 50)
+    torch.testing.assert_close(one, gram + 0.5 * 2 * gram.diagonal().diag())
+    assert torch.isfinite(shrunk_for_weights(gram, torch.zeros(50))).all()

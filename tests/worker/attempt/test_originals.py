@@ -9,23 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rocket_core.hf  # noqa: F401 - registers the format of artifacts
-from app.main import create_app
-from app.services import admission
 from rocket_core.report.schema import CompressionReport
-from tests.app.conftest import local_client
 from tests.reference.few_bit_models import save_few_bits
 from tests.worker.threads import ThreadedAttempt as Attempt
 
 CALIBRATION = {"samples": 6, "sequence_length": 32}
-
-
-@pytest.fixture
-def client(settings):
-    app = create_app(settings)
-    with local_client(app) as client:
-        yield client
-    # Other tests of this process may hold it.
-    admission._processes.close()
 
 
 @pytest.fixture

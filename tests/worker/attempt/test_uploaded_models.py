@@ -5,11 +5,8 @@ import threading
 
 import pytest
 
-from app.main import create_app
-from app.services import admission
 from app.shared.errors import ModelNotReadyError, StorageError, UploadedModelNotFoundError
 from app.shared.storage import open_store
-from tests.app.conftest import local_client
 from tests.reference.model_uploads import announce, send_heads, upload
 from tests.reference.tiny_models import save_tiny_model
 from tests.worker.threads import ThreadedAttempt as Attempt
@@ -26,15 +23,6 @@ QUICK = {
 def settings(request, configure):
     is_s3 = getattr(request, "param", "local") == "s3"
     return configure(**(request.getfixturevalue("s3_settings") if is_s3 else {}))
-
-
-@pytest.fixture
-def client(settings):
-    app = create_app(settings)
-    with local_client(app) as client:
-        yield client
-    # Other tests of this process may hold it.
-    admission._processes.close()
 
 
 @pytest.fixture
