@@ -345,15 +345,20 @@ class SquaredGradients:
         return output
 
     def _add(self, name: str, gradient: Tensor) -> None:
-        squares = gradient.detach().reshape(-1, gradient.shape[-1]).to(torch.float64, copy=True).square_()
-        squares *= 4.0**-self._exponent
-        term = squares.sum(0)
+        rows = gradient.detach().reshape(-1, gradient.shape[-1])
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        squares = rows.to(wide, copy=True).square_()
+        # A float32 square below 1e-38 becomes zero.
+        factor = 4.0**-self._exponent
+        term = squares.sum(0).double() * factor
         if not bool(torch.isfinite(term).all()):
             raise NonFiniteCalibrationError(_non_finite(f"gradients of layer {name}", self._batch))
         self.sums[name] = self.sums[name].add_(term) if name in self.sums else term
         batches = self.by_token.setdefault(name, {}) if self.keeps_tokens else None
         if batches is not None:
-            self.by_token[name] = None if self._batch in batches else {**batches, self._batch: squares.sum(1).float()}
+            self.by_token[name] = (
+                None if self._batch in batches else {**batches, self._batch: squares.sum(1).float() * factor}
+            )
 
 
 def _always(hidden: Tensor) -> Callable[[int, Tensor, BlockCall], Tensor]:
