@@ -79,11 +79,12 @@ class _Groups:
         """Return Σ h (s c - o - w)² of each group."""
         (second, mean, mixed), (total, first, energy) = moments, self.sums
         steps = steps.double()
-        errors = steps * (steps * second - 2 * mixed) + energy
+        errors: Tensor = steps * (steps * second - 2 * mixed) + energy
         if offsets is None:
             return errors
         offsets = offsets.double()
-        return errors + offsets * (offsets * total + 2 * (first - steps * mean))
+        errors = errors + offsets * (offsets * total + 2 * (first - steps * mean))
+        return errors
 
     def errors(
         self, steps: Float[Tensor, "groups d_out"], offsets: Float[Tensor, "groups d_out"] | None
