@@ -80,10 +80,9 @@ class _Groups:
         (second, mean, mixed), (total, first, energy) = moments, self.sums
         steps = steps.double()
         errors: Tensor = steps * (steps * second - 2 * mixed) + energy
-        if offsets is None:
-            return errors
-        offsets = offsets.double()
-        errors = errors + offsets * (offsets * total + 2 * (first - steps * mean))
+        if offsets is not None:
+            offsets = offsets.double()
+            errors = errors + offsets * (offsets * total + 2 * (first - steps * mean))
         return errors
 
     def errors(
