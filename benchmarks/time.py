@@ -2,7 +2,7 @@
 
     python -m benchmarks.time --model FOLDER --calibrate FILE --measure FILE --out FOLDER --environments FOLDER
 
-Every row is a program of its own on one thread, from its start to the written files; evaluation is not counted. GPTQ
+Every row is a separate program on one thread, from its start to the written files; evaluation is not counted. GPTQ
 rounds to 4 bits in groups of 32 inputs. It writes OUT/time.json and OUT/time.md; saved runs are not repeated; all
 should be of one quiet machine. KL is in nats per token. Time in the system is mostly that of page faults.
 """

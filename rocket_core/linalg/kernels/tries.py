@@ -14,7 +14,7 @@ class Tries:
     Attributes:
         unit: the largest scale.
         per_octave: scales in an octave.
-        last: place of the smallest scale; infinite if there is none.
+        last: place of the smallest scale; infinite without one.
         count: scales to try.
         half: codes are from -half to half - 1.
         positive: whether only positive scales are tried, instead of both signs.

@@ -32,7 +32,7 @@ def test_tokens_of_layers_without_gradients_count_the_same():
     assert weights_of([], torch.ones(3).bfloat16(), 0, ("other", "unknown")) is None
 
 
-def test_weights_follow_the_state_and_the_place_where_gradients_were_not_measured():
+def test_weights_without_gradients_follow_states_and_places():
     hidden = states(96)
     directions = torch.nn.functional.normalize(hidden, dim=2) * WIDTH**0.5
     logarithms = directions @ torch.linspace(-1, 1, WIDTH) + 3 * (torch.arange(LENGTH) == 0)
