@@ -36,6 +36,7 @@ OTHERS = {
     "glm4_moe": _NORMS + _ROUTER,
     "granitemoe": _NORMS + _ROUTER,
     "phimoe": 2 * _NORMS + _ROUTER,
+    "dbrx": _NORMS + _ROUTER,
     "llama4": _NORMS + _ROUTER,
 }
 
@@ -120,7 +121,7 @@ def test_an_expert_without_tokens_reads_one_if_asked_to(family):
     states = torch.randn(6, HIDDEN_SIZE)
     chosen, weights = torch.zeros(6, 1, dtype=torch.long), torch.ones(6, 1)
     routed = torch.cat([states, torch.zeros((EXPERTS - 1) * 6, HIDDEN_SIZE)])
-    arguments = (states, chosen, weights) if layout.routed else (routed,)
+    arguments = (states, chosen, weights) if layout.kind.routed else (routed,)
     read = dict.fromkeys(range(EXPERTS), 0)
     for index, expert in enumerate(module):
         expert.register_forward_pre_hook(lambda _module, args, index=index: read.update({index: len(args[0])}))
@@ -188,6 +189,8 @@ def test_experts_in_an_unknown_layout_stay_as_they_are():
     found = unknown_experts(model.model.layers[0])
     assert set(found) >= {"mlp.input_linear.weight", "mlp.output_linear.weight"}
     assert found["mlp.output_linear.weight"] == (EXPERTS, 32, 24)
+    [layers] = build_architecture(config, torch.float32).layers
+    assert layers == ("model.layers.0.self_attention.kv_proj",)
 
 
 @pytest.mark.parametrize("change", ["another parameter", "a buffer", "another shape", "another name"])
