@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 from torch import nn
-from transformers import JetMoeConfig, JetMoeForCausalLM
+from transformers import JetMoeConfig, JetMoeForCausalLM, LongcatFlashConfig
 
 from rocket_core.experts import (
     UnfusedExperts,
@@ -191,6 +191,19 @@ def test_experts_in_an_unknown_layout_stay_as_they_are():
     assert found["mlp.output_linear.weight"] == (EXPERTS, 32, 24)
     [layers] = build_architecture(config, torch.float32).layers
     assert layers == ("model.layers.0.self_attention.kv_proj",)
+
+
+def test_blocks_that_are_counted_twice_are_compressed_without_experts_and_router():
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_layers": 2, "ffn_hidden_size": 48, "moe_topk": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "head_dim": 8}
+    parts = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "expert_ffn_hidden_size": EXPERT_SIZE}
+    config = LongcatFlashConfig(**sizes, **heads, **parts, n_routed_experts=EXPERTS, zero_expert_num=2)
+    architecture = build_architecture(config, torch.float32)
+    assert [len(block) for block in architecture.layers] == [16, 16]
+    names = {name.split(".", 3)[3].split(".")[0] for block in architecture.layers for name in block}
+    assert names == {"self_attn", "mlps"}
+    block = architecture.model.get_submodule(architecture.block_name(0))
+    assert set(unknown_experts(block)) == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
 
 
 @pytest.mark.parametrize("change", ["another parameter", "a buffer", "another shape", "another name"])
