@@ -57,7 +57,7 @@ class FusedParameter:
 
     Attributes:
         shape: its shape.
-        by_expert: the same with the experts on an axis of their own, the first.
+        by_expert: the same with a first axis for the experts alone.
         parts: its parts, by the names that they have in the unfused model.
     """
 
@@ -89,8 +89,8 @@ class ExpertsKind:
         matrices: where the matrices of an expert's layers are, by the layers' names; without `gate_proj` the
             activation function is applied to up.
         biased: whether the layers have biases, in parameters named like those of the matrices with `_bias`.
-        joined: whether parameters have the experts one after the other on the first axis, instead of an axis of their
-            own.
+        joined: whether parameters have the experts one after the other on the first axis, instead of an axis that is
+            theirs alone.
         activation: name of the activation function.
         applies_gate: whether the module has a method that computes what the last layer reads from gate and up.
         routed: whether the module is called with the experts of each token and their weights; otherwise with the
@@ -136,7 +136,7 @@ class ExpertsLayout:
     inner: int
 
     def by_expert(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each parameter of the module, with the experts on an axis of their own."""
+        """Return the shape of each parameter of the module, with a first axis for the experts alone."""
         shapes: dict[str, tuple[int, ...]] = {}
         for projection, stored in self.kind.matrices.items():
             d_in, d_out = (self.inner, self.hidden) if projection == "down_proj" else (self.hidden, self.inner)

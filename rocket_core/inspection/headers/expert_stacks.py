@@ -30,7 +30,7 @@ def stack_of(name: str, shape: tuple[int, ...]) -> Stack | None:
 
 
 def joined_stacks(tensors: Iterable[TensorHeader], experts: int | None) -> Iterator[tuple[str, Stack]]:
-    """Yield names and shapes, with the experts on an axis of their own, of tensors that have no such axis."""
+    """Yield names and shapes, with a first axis for the experts alone, of tensors that have no such axis."""
     for tensor in tensors:
         if experts and tensor.key.endswith(_JOINED) and len(tensor.shape) == 2 and tensor.shape[0] % experts == 0:
             yield tensor.key, (experts, tensor.shape[0] // experts, tensor.shape[1])

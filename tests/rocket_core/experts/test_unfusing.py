@@ -193,7 +193,7 @@ def test_experts_in_an_unknown_layout_stay_as_they_are():
     assert layers == ("model.layers.0.self_attention.kv_proj",)
 
 
-def test_blocks_that_are_counted_twice_are_compressed_without_experts_and_router():
+def test_of_blocks_counted_twice_experts_and_routers_stay_dense():
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_layers": 2, "ffn_hidden_size": 48, "moe_topk": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "head_dim": 8}
     parts = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "expert_ffn_hidden_size": EXPERT_SIZE}
