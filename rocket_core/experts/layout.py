@@ -171,7 +171,8 @@ def find_layout(module: nn.Module) -> ExpertsLayout | None:
     if kind is None or next(module.buffers(), None) is not None:
         return None
     if kind.joined and len(down) == 2:
-        experts = int(module.num_experts)
+        experts = module.num_experts
+        assert isinstance(experts, int)
         down = (experts, down[0] // experts, down[1])
     if len(down) != 3:
         return None
