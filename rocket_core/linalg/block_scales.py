@@ -53,7 +53,8 @@ class _Groups:
         cls, weight: Float[Tensor, "d_in d_out"], importance: Float[Tensor, " d_in"], form: BlockFormat
     ) -> "_Groups":
         """Return the groups of a weight, whose rows are whole blocks."""
-        values = weight.reshape(-1, form.group_size, weight.shape[1])
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        values = weight.to(wide).reshape(-1, form.group_size, weight.shape[1])
         weights = (importance / importance.mean().clamp_min(_TINY)).view(-1, form.group_size, 1)
         weighted = values * weights
         sums = (

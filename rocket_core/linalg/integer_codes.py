@@ -175,7 +175,7 @@ def search_scales(
         exponent: see `Scales.exponent`; None takes `scale_exponent` of the weight. With the exponent of a whole weight,
             some of its outputs get the scales that they have in the whole.
     """
-    grouped = by_group(weight, code_format)
+    grouped = by_group(weight.to(torch.promote_types(weight.dtype, torch.float32)), code_format)
     weights = by_group((importance / importance.mean().clamp_min(1e-30))[:, None], code_format)
     half = 2 ** (code_format.bits - 1)
     largest = grouped.abs().amax(dim=1) / (half - 1 if positive else half)

@@ -46,7 +46,7 @@ def quarter(tmp_path_factory, model, settings):
             ratio=None,
             target_bytes=size,
             preset="fast",
-            sensitivity_samples=4,
+            sensitivity_samples=12,
             engine="llama.cpp",
             export=("gguf", "dense"),
             evaluate={"samples": 4, "sequence_length": 32},
