@@ -1,4 +1,4 @@
-"""Versions of the engines that `make test-engines` and `benchmarks.mlx` run, each in an environment made on first use."""
+"""Versions of the engines for `make test-engines` and `benchmarks.mlx`, each in an environment made on first use."""
 
 import os
 from collections.abc import Mapping

@@ -11,7 +11,6 @@ import torch
 from benchmarks.engine_environments import python_of
 from tests.engines.conftest import PROGRAMS, PROMPTS, agree_on_prompts, agree_on_tokens, answers_of, own_model
 
-
 pytestmark = pytest.mark.engines
 
 

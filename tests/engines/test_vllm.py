@@ -61,7 +61,7 @@ def served(folder, environment, log):
     program = [str(python_of("vllm").with_name("vllm")), "serve", str(folder), "--served-model-name", "model"]
     options = ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "128", "--enforce-eager"]
     with log.open("w") as out:
-        server = subprocess.Popen([*program, *options], env=environment, stdout=out, stderr=out)  # noqa: S603
+        server = subprocess.Popen([*program, *options], env=environment, stdout=out, stderr=out)
 
     def post(path, body):
         request = urllib.request.Request(

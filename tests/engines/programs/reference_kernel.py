@@ -30,9 +30,7 @@ class ReferenceKernel(MPLinearKernel):
         weight = codes.view(*scales.shape, -1) * scales.data[:, :, None]
         layer.decoded = torch.nn.Parameter(weight.flatten(1), requires_grad=False)
 
-    def apply_weights(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply by the decoded weight."""
         return torch.nn.functional.linear(x, layer.decoded, bias)
 

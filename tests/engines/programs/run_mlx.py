@@ -28,7 +28,8 @@ def main() -> None:
     greedy = [[one.token for one in mlx_lm.stream_generate(model, tokenizer, row, max_tokens=TOKENS)] for row in ids]
     batch = mlx_lm.batch_generate(model, tokenizer, ids, max_tokens=TOKENS, return_token_ids=True)
     chat = tokenizer.apply_chat_template([{"role": "user", "content": prompts[0]}], add_generation_prompt=True)
-    print(json.dumps({"ids": ids, "logits": logits, "tokens": greedy, "batch": batch.token_ids, "chat": list(chat)}))
+    found = {"ids": ids, "logits": logits, "tokens": greedy, "batch": batch.token_ids, "chat": list(chat)}
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

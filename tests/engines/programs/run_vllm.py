@@ -1,6 +1,6 @@
 """Run a model with vLLM on a CPU, with nothing of Rocket installed, and print what it answers as JSON.
 
-    python run_vllm.py FOLDER PROMPT PROMPT
+python run_vllm.py FOLDER PROMPT PROMPT
 """
 
 import json
@@ -30,8 +30,7 @@ def main() -> None:
         "batch": [list(answer.outputs[0].token_ids) for answer in batch],
         "chat": list(getattr(chat, "input_ids", chat)),
     }
-    print()
-    print(json.dumps(found))
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
