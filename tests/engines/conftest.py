@@ -56,8 +56,8 @@ def agree_on_prompts(folder, found):
 
 
 def own_model(folder):
-    """Return the model that Rocket reads in an export, in float32."""
-    return load_model(open_model(folder), torch.device("cpu")).float()
+    """Return the model that Rocket reads in an export."""
+    return load_model(open_model(folder), torch.device("cpu"))
 
 
 def log_chances(model, ids):
