@@ -44,7 +44,7 @@ def answers_of(command, environment):
     """Run a program, and return the JSON that it prints last."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
 
 
 def agree_on_prompts(folder, found):
