@@ -122,6 +122,24 @@ FAMILIES: Mapping[str, Family] = {
         release="Phi-3.5-MoE",
         changes={"attention_bias": True, "lm_head_bias": True},
     ),
+    "DBRX": Family(
+        page="mixtures",
+        config="DbrxConfig",
+        release="dbrx-base",
+        changes={
+            "vocab_size": 100352,
+            "d_model": 6144,
+            "n_heads": 48,
+            "n_layers": 40,
+            "attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 500000},
+            "ffn_config": {
+                "hidden_size": 6144,
+                "ffn_hidden_size": 10752,
+                "moe_num_experts": 16,
+                "moe_top_k": 4,
+            },
+        },
+    ),
     "Llama 4, text": Family(page="mixtures", config="Llama4TextConfig", release="Llama-4-Scout-17B-16E"),
     "Qwen2-VL": Family(
         page="vision",

@@ -446,8 +446,8 @@ class MethodOptions(FrozenModel):
     rocket; needs memory for two copies of the whole model, and time in proportion to the tokens.
     """
     sensitivity_samples: Annotated[int, Field(ge=1)] = 32
-    """calibration windows on which sensitivities are measured, at least 1, default 32; the time of the backward pass is
-    proportional to it. Where gradients weigh tokens (`token_weights`), it is all of them.
+    """calibration windows on which sensitivities are measured, at least 1, default 32, evenly spaced; the time of the
+    backward pass is proportional to it. The weights of tokens in the others (`token_weights`) are predicted from these.
     """
     calibrate_all_experts: bool = False
     """calibrate every expert of a mixture on all tokens, instead of those that the router sends to it with an average
@@ -701,7 +701,7 @@ class CompressionConfig(MethodOptions):
 
     def gradient_windows(self, windows: int) -> int:
         """Return how many of the calibration windows the backward pass covers."""
-        return windows if self.weighs_tokens else min(windows, self.sensitivity_samples)
+        return min(windows, self.sensitivity_samples)
 
     @property
     def weighs_tokens(self) -> bool:

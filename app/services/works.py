@@ -27,7 +27,7 @@ from app.shared.requests import (
 from app.shared.works import WORKS, WorkKind
 from rocket_core.engines import PUSHED_FIRST, ExportKind
 from rocket_core.errors import HubUnavailableError, UnsupportedExportError
-from rocket_core.inspection.checks.prompts import check_prompts
+from rocket_core.inspection.checks.prompts import check_prompts, check_tasks
 
 _MOST = 100
 
@@ -122,6 +122,7 @@ def _check(context: Context, body: WorkRequest, source: Source, config: Artifact
         case EvaluationRequest():
             settings, model = read_settings(context, config), source.job.request["model_id"]
             check_prompts(settings, body.prompts, body.answer_tokens, model)
+            check_tasks(settings, body.tasks, model)
         case ExportRequest():
             check_export(context, body.to, source, config)
         case PushRequest() if constants.HF_HUB_OFFLINE:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rocket_core.calibration.grams import InputGroup
 from rocket_core.experts import Expert, UnfusedExperts, is_expert_name
-from rocket_core.linalg.whitening import GramStatistics
+from rocket_core.linalg.whitening import GramStatistics, gram_matrix
 from rocket_core.models.architecture import oriented_weight
 
 # Tokens of the block that every expert is run on, for what its last layer reads.
@@ -87,7 +87,7 @@ class ExpertInputs:
     def _add(self, name: str, module: UnfusedExperts, args: tuple[Any, ...]) -> None:
         states = module.entering(args[0]).detach()
         rows = states.to(self.dtype)
-        gram = (rows.mT @ rows).double()
+        gram = gram_matrix(rows)
         stride = max(1, len(states) * self.batches // SAMPLE_TOKENS)
         sample = states[::stride].clone()
         known = self._found.get(name)
@@ -118,7 +118,7 @@ class ExpertInputs:
         if projection == "down_proj":
             with torch.no_grad():
                 rows = expert.inner(inputs.sample).to(self.dtype)
-            gram, tokens = (rows.mT @ rows).double(), len(rows)
+            gram, tokens = gram_matrix(rows), len(rows)
         covariance = gram / tokens
         own = {name: statistics.get(name) for name in group.layers}
         if not group.from_output:

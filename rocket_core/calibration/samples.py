@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int64
@@ -71,6 +71,15 @@ class CalibrationInputs:
         if self.is_separate:
             return CalibrationInputs.separate(self._samples()[samples])
         return CalibrationInputs(tensors={name: tensor[samples] for name, tensor in self.tensors.items()})
+
+    def spread_last(self, count: int) -> "CalibrationInputs":
+        """Return the samples in another order, in which the last `count` are evenly spaced ones of this order."""
+        stride = len(self) // count
+        order = sorted(range(len(self)), key=lambda sample: (sample % stride == 0 and sample < stride * count, sample))
+        if self.is_separate:
+            samples = self._samples()
+            return replace(CalibrationInputs.separate([samples[sample] for sample in order]), rows=self.rows)
+        return replace(self, tensors={name: tensor[order] for name, tensor in self.tensors.items()})
 
     def batches(self, size: int, device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
         """Yield the samples in batches of at most `size`, on a device; floating-point tensors are cast to `dtype`.

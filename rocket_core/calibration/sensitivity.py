@@ -38,8 +38,6 @@ Loss = Literal["tokens", "hidden_states"]
 _LOGIT_BYTES = 64 * 2**20
 # Exponents to try after the last block, where no scale is known yet; the first with finite gradients is used.
 _HALF_EXPONENTS = (8, 0, -8)
-# The power of the squared gradients of a token in its weight.
-_POWER = 0.75
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,22 +55,6 @@ class Sensitivity:
 
     fisher_diagonal: Float[Tensor, " d_out"]
     token_gradients: BFloat16[Tensor, " tokens"] | None = None
-
-
-def token_weights(gradients: Sequence[Float[Tensor, " tokens"] | None]) -> Float[Tensor, " tokens"] | None:
-    """Return how much each token counts in the Gram matrix of an input, with mean 1, in float32; None if not known.
-
-    A token's error costs its squared gradient times its squared error. In some models the first tokens of a window have
-    most of all gradients. The power is that of the least KL on SmolLM2-135M at 4 bits.
-
-    Args:
-        gradients: `Sensitivity.token_gradients` of the layers that read the input.
-    """
-    known = [found.float() for found in gradients if found is not None]
-    if not known:
-        return None
-    weights = torch.stack(known).sum(dim=0) ** _POWER
-    return weights / weights.mean()
 
 
 def natural_loss(model: PreTrainedModel, *, reads_in_order: bool) -> Loss:
@@ -345,15 +327,20 @@ class SquaredGradients:
         return output
 
     def _add(self, name: str, gradient: Tensor) -> None:
-        squares = gradient.detach().reshape(-1, gradient.shape[-1]).to(torch.float64, copy=True).square_()
-        squares *= 4.0**-self._exponent
-        term = squares.sum(0)
+        rows = gradient.detach().reshape(-1, gradient.shape[-1])
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        squares = rows.to(wide, copy=True).square_()
+        # A float32 square below 1e-38 becomes zero.
+        factor = 4.0**-self._exponent
+        term = squares.sum(0).double() * factor
         if not bool(torch.isfinite(term).all()):
             raise NonFiniteCalibrationError(_non_finite(f"gradients of layer {name}", self._batch))
         self.sums[name] = self.sums[name].add_(term) if name in self.sums else term
         batches = self.by_token.setdefault(name, {}) if self.keeps_tokens else None
         if batches is not None:
-            self.by_token[name] = None if self._batch in batches else {**batches, self._batch: squares.sum(1).float()}
+            self.by_token[name] = (
+                None if self._batch in batches else {**batches, self._batch: squares.sum(1).float() * factor}
+            )
 
 
 def _always(hidden: Tensor) -> Callable[[int, Tensor, BlockCall], Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import nll_loss
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rocket_core.models.block_calls import without_cache
@@ -86,23 +86,29 @@ def negative_log_likelihood(
     """
     logits = model(**batch, **without_cache(model)).logits
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+    logarithms = wide.log_softmax(dim=-1)
     targets = targets.flatten()
     predicted = targets != _NO_TARGET
-    value = cross_entropy(wide, targets, reduction="sum", ignore_index=_NO_TARGET)
+    probabilities = logarithms.detach().exp()
     text.add(
         TextLoss(
             tokens=int(predicted.sum()),
-            negative_log_likelihood=float(value.detach()),
-            entropy=float(_entropies(wide.detach())[predicted].sum()),
+            negative_log_likelihood=float(_summed(logarithms.detach(), targets)),
+            entropy=float(_entropies(logarithms.detach(), probabilities)[predicted].sum()),
         )
     )
     if draws is None:
-        return value
-    sums = wide.detach().softmax(dim=-1).cumsum(dim=-1)
+        return _summed(logarithms, targets)
+    sums = probabilities.cumsum(dim=-1)
     # Sums do not end at one exactly.
     places = draws.flatten()[:, None].to(sums) * sums[:, -1:]
     drawn = torch.searchsorted(sums, places)[:, 0].clamp_max(wide.shape[-1] - 1)
-    return cross_entropy(wide, torch.where(predicted, drawn, _NO_TARGET), reduction="sum", ignore_index=_NO_TARGET)
+    return _summed(logarithms, torch.where(predicted, drawn, _NO_TARGET))
+
+
+def _summed(logarithms: Float[Tensor, "n vocabulary"], targets: Int[Tensor, " n"]) -> Float[Tensor, ""]:
+    """Return the negative log-likelihood of the targets."""
+    return nll_loss(logarithms, targets, reduction="sum", ignore_index=_NO_TARGET)
 
 
 def uniform_draws(tokens: Int[Tensor, "windows tokens"]) -> Float[Tensor, "windows tokens"]:
@@ -116,12 +122,12 @@ def uniform_draws(tokens: Int[Tensor, "windows tokens"]) -> Float[Tensor, "windo
     return draws
 
 
-@torch.no_grad()
-def _entropies(logits: Float[Tensor, "n vocabulary"]) -> Float[Tensor, " n"]:
-    """Return log Σ e^x - Σ x e^x / Σ e^x, the entropy of each distribution in nats."""
-    logarithms = logits.log_softmax(dim=-1)
+def _entropies(
+    logarithms: Float[Tensor, "n vocabulary"], probabilities: Float[Tensor, "n vocabulary"]
+) -> Float[Tensor, " n"]:
+    """Return -Σ p log p, the entropy of each distribution in nats."""
     # A probability of zero has a logarithm of minus infinity, and adds nothing.
-    return -(logarithms.exp() * logarithms.clamp_min(-1e9)).sum(dim=-1)
+    return -(probabilities * logarithms.clamp_min(-1e9)).sum(dim=-1)
 
 
 def cut_batch(batch: Mapping[str, Tensor], rows: slice, columns: slice) -> dict[str, Tensor]:

@@ -192,11 +192,12 @@ class PartEntry(TensorEntry):
             CheckpointFormatError: the dtype is not one that plain torch arithmetic supports.
         """
         # A view of half of the outputs would hold those of the other half as well.
-        return self.part.within(self.expert.read()).clone(memory_format=torch.contiguous_format)
+        return self.part.stored.within(self.expert.read()).clone(memory_format=torch.contiguous_format)
 
 
 def split_experts(entry: TensorEntry, fused: FusedParameter) -> dict[str, PartEntry]:
     """Return the tensors of single experts within a stored tensor of all experts of a block, by name."""
+    entry = replace(entry, shape=fused.by_expert)
     meta = torch.empty(entry.shape, device="meta")
     found: dict[str, PartEntry] = {}
     for name, part in fused.parts.items():

@@ -29,6 +29,7 @@ from rocket_core.evaluation.likelihood import summarize_likelihood, surprise
 from rocket_core.evaluation.logit_store import LogitStore
 from rocket_core.evaluation.models import ModelFolder, check_token_ids, load_model
 from rocket_core.evaluation.windows import Prediction, batch_size, counted_tokens, predictions
+from rocket_core.inspection.checks.prompts import cannot_score
 from rocket_core.models.architecture import window_length
 from rocket_core.report.answers import ComparedAnswer
 from rocket_core.report.quality import Difference, ModelQuality
@@ -289,7 +290,7 @@ def _steps(how: Measurement, on_step: Step) -> tuple[Step, Callable[[], None]]:
 
 def _compare_encoders(dense: ModelFolder, compressed: ModelFolder, how: Measurement, on_step: Step) -> Comparison:
     if how.tasks:
-        raise InvalidConfigError("zero-shot tasks are for models that predict tokens; leave tasks out for others")
+        raise cannot_score(str(dense.path))
     before, tokens, _ = _pool(dense, dense, how, _part(on_step, 0, "dense"))
     return_freed_memory()
     after, _, dtype = _pool(compressed, dense, how, _part(on_step, 1, "compressed"))

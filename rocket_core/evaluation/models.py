@@ -225,10 +225,10 @@ def _load_gguf(folder: ModelFolder) -> Any:
     for name, fused in fused_parameters(model).items():
         # In other families `transformers` puts the tensors of experts together.
         if fused.parts.keys() <= weights.keys():
-            whole = torch.empty(fused.shape)
+            whole = torch.empty(fused.by_expert)
             for key, part in fused.parts.items():
                 part.of(whole).copy_(weights.pop(key))
-            weights[name] = whole
+            weights[name] = whole.view(fused.shape)
     return _load(loader, folder.path, state_dict=weights, **options)
 
 

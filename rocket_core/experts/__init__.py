@@ -5,7 +5,7 @@ the same with an `nn.Linear` for each matrix, `unfusing` replaces one by the oth
 checkpoints have.
 """
 
-from rocket_core.experts.layout import ExpertPart, FusedParameter
+from rocket_core.experts.layout import ExpertPart, FusedParameter, StoredMatrix
 from rocket_core.experts.module import Expert, UnfusedExperts, following_router, visiting
 from rocket_core.experts.names import expert_projection, is_expert_name, unfused_conversions
 from rocket_core.experts.unfusing import (
@@ -22,6 +22,7 @@ __all__ = [
     "Expert",
     "ExpertPart",
     "FusedParameter",
+    "StoredMatrix",
     "UnfusedExperts",
     "expert_projection",
     "find_fused",

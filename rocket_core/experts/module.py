@@ -1,5 +1,6 @@
 """Experts with a linear layer for each matrix, in place of a module that stores them in common parameters."""
 
+import operator
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
@@ -32,22 +33,23 @@ class Expert(nn.Module):
         # In a tuple, so that it is not a submodule, and nothing initializes, moves or saves it.
         self._original: tuple[Any] = (original,)
         self._layout = layout
-        for name in layout.projections:
+        for name in layout.kind.matrices:
             sizes = (layout.inner, layout.hidden) if name == "down_proj" else (layout.hidden, layout.inner)
-            setattr(self, name, nn.Linear(*sizes, bias=layout.biased, device="meta", dtype=dtype))
+            setattr(self, name, nn.Linear(*sizes, bias=layout.kind.biased, device="meta", dtype=dtype))
 
     def inner(self, states: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens inner"]:
         """Return what the last layer reads."""
-        [original], up = self._original, self.up_proj(states)
+        [original], up, kind = self._original, self.up_proj(states), self._layout.kind
+        activation = operator.attrgetter("_apply_gate" if kind.applies_gate else kind.activation)(original)
         inner: Tensor
-        if not self._layout.gated:
-            inner = original.act_fn(up)
-        elif not self._layout.routed:
-            inner = up * original.act_fn(self.gate_proj(states))
+        if "gate_proj" not in kind.matrices:
+            inner = activation(up)
+        elif not kind.applies_gate:
+            inner = up * activation(self.gate_proj(states))
         else:
             both = (self.gate_proj(states), up)
-            joined = torch.stack(both, dim=-1).flatten(-2) if self._layout.interleaved else torch.cat(both, dim=-1)
-            inner = original._apply_gate(joined)
+            interleaved = kind.matrices["gate_proj"].interleaved
+            inner = activation(torch.stack(both, dim=-1).flatten(-2) if interleaved else torch.cat(both, dim=-1))
         return inner
 
     def forward(self, states: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
@@ -69,7 +71,7 @@ class UnfusedExperts(nn.ModuleList):
     """
 
     def __init__(self, original: nn.Module, layout: ExpertsLayout) -> None:
-        dtype = original.get_parameter("down_proj").dtype
+        dtype = original.get_parameter(layout.kind.matrices["down_proj"].parameter).dtype
         super().__init__(Expert(original, layout, dtype) for _ in range(layout.experts))
         # In a tuple, as in an expert.
         self._original = (original,)
@@ -81,7 +83,7 @@ class UnfusedExperts(nn.ModuleList):
         """The original module, with parameters on the meta device."""
         return self._original[0]
 
-    def forward(self, hidden_states: Float[Tensor, "rows hidden"], *routing: Tensor) -> Float[Tensor, "rows hidden"]:
+    def forward(self, hidden_states: Float[Tensor, "*rows hidden"], *routing: Tensor) -> Float[Tensor, "*rows hidden"]:
         """Return the sum of the experts' outputs for each token, or their outputs if the caller adds them up.
 
         Args:
@@ -99,7 +101,7 @@ class UnfusedExperts(nn.ModuleList):
         return mixed.view_as(hidden_states)
 
     def entering(
-        self, hidden_states: Float[Tensor, "rows hidden"], like: Float[Tensor, "rows hidden"] | None = None
+        self, hidden_states: Float[Tensor, "*rows hidden"], like: Float[Tensor, "*rows hidden"] | None = None
     ) -> Float[Tensor, "tokens hidden"]:
         """Return the states that may be routed to any expert.
 
@@ -109,9 +111,9 @@ class UnfusedExperts(nn.ModuleList):
         """
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
         deciding = flat if like is None else like.reshape(flat.shape)
-        return flat if self.layout.routed else flat[deciding.any(dim=-1)]
+        return flat if self.layout.kind.routed else flat[deciding.any(dim=-1)]
 
-    def routed_rows(self, hidden_states: Float[Tensor, "rows hidden"], *routing: Tensor) -> list[Int[Tensor, " n"]]:
+    def routed_rows(self, hidden_states: Float[Tensor, "*rows hidden"], *routing: Tensor) -> list[Int[Tensor, " n"]]:
         """Return for each expert the rows of `entering` that it reads; arguments are those of a call."""
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
         return [rows for rows, _, _ in self._routes(flat, *routing)]
@@ -177,7 +179,11 @@ def _router_asked(block: nn.Module, name: str) -> nn.Module | None:
     """Return the router of experts that are not told which tokens they get; None for those that are."""
     experts = block.get_submodule(name)
     assert isinstance(experts, UnfusedExperts)
-    return None if experts.layout.routed else find_router(block.get_submodule(name.rpartition(".")[0]), experts.layout)
+    return (
+        None
+        if experts.layout.kind.routed
+        else find_router(block.get_submodule(name.rpartition(".")[0]), experts.layout)
+    )
 
 
 @contextmanager

@@ -64,9 +64,10 @@ def fused_parameters(model: PreTrainedModel) -> dict[str, FusedParameter]:
     for name, module in unfused_modules(model).items():
         parts: dict[str, dict[str, ExpertPart]] = {}
         for parameter, part in module.layout.parts():
-            parts.setdefault(part.parameter, {})[f"{name}.{parameter}"] = part
+            parts.setdefault(part.stored.parameter, {})[f"{name}.{parameter}"] = part
+        by_expert = module.layout.by_expert()
         for fused, shape in module.layout.shapes().items():
-            found[f"{name}.{fused}"] = FusedParameter(shape=shape, parts=parts[fused])
+            found[f"{name}.{fused}"] = FusedParameter(shape=shape, by_expert=by_expert[fused], parts=parts[fused])
     return found
 
 
@@ -84,18 +85,18 @@ def unknown_experts(block: nn.Module) -> dict[str, torch.Size]:
 
 def _is_known_who_routes(model: nn.Module, experts: str, layout: ExpertsLayout) -> bool:
     """Return whether experts are told which tokens they get, or there is a router that can be asked."""
-    return layout.routed or find_router(model.get_submodule(experts.rpartition(".")[0]), layout) is not None
+    return layout.kind.routed or find_router(model.get_submodule(experts.rpartition(".")[0]), layout) is not None
 
 
 def _unfused(module: nn.Module, layout: ExpertsLayout) -> UnfusedExperts:
     # Copied, as parts may be views of a parameter that would stay in memory.
-    fused = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    fused = {name: module.get_parameter(name).detach().view(shape) for name, shape in layout.by_expert().items()}
     wanted = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     module.to("meta")
     unfused = UnfusedExperts(module, layout)
     for name, part in layout.parts():
-        value = part.of(fused[part.parameter]).clone(memory_format=torch.contiguous_format)
-        _set_parameter(unfused, name, value, requires_grad=wanted[part.parameter])
+        value = part.of(fused[part.stored.parameter]).clone(memory_format=torch.contiguous_format)
+        _set_parameter(unfused, name, value, requires_grad=wanted[part.stored.parameter])
     return unfused.train(module.training)
 
 
@@ -106,8 +107,10 @@ def _fused(unfused: UnfusedExperts) -> nn.Module:
     for name, shape in layout.shapes().items():
         value = torch.empty(shape, dtype=like.dtype, device=like.device)
         _set_parameter(module, name, value, requires_grad=like.requires_grad)
+    by_expert = layout.by_expert()
     for name, part in layout.parts():
-        part.of(module.get_parameter(part.parameter).detach()).copy_(parameters[name].detach())
+        fused = module.get_parameter(part.stored.parameter).detach().view(by_expert[part.stored.parameter])
+        part.of(fused).copy_(parameters[name].detach())
     return module.train(unfused.training)
 
 

@@ -151,12 +151,12 @@ def _fused_experts(artifact: StoredArtifact) -> Mapping[str, FusedParameter]:
 
 
 def _fuse(artifact: StoredArtifact, parameter: FusedParameter) -> Tensor:
-    fused = torch.empty(parameter.shape, dtype=artifact.dtype)
+    fused = torch.empty(parameter.by_expert, dtype=artifact.dtype)
     for key, part in parameter.parts.items():
         name = artifact.stored_by(key)
         tensor = artifact.checkpoint.entries[key].read() if name is None else artifact.dense_weight(name)
         part.of(fused).copy_(tensor)
-    return fused
+    return fused.view(parameter.shape)
 
 
 def _write_gguf(artifact: StoredArtifact, folder: Path, on_step: _Report) -> int:

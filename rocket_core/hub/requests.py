@@ -21,7 +21,7 @@ from rocket_core.inspection.checks.preconditions import (
     parse_config,
     window_length,
 )
-from rocket_core.inspection.checks.prompts import check_prompt_lengths, check_prompts
+from rocket_core.inspection.checks.prompts import check_prompt_lengths, check_prompts, check_tasks
 from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.inspection.files.model_advice import advice_on_folder, advice_on_path
 from rocket_core.inspection.files.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder
@@ -156,6 +156,7 @@ def check_settings(settings: Mapping[str, Any], config: CompressionConfig, model
         check_heals(settings, model)
     if config.evaluate is not None:
         check_prompts(settings, config.evaluate.prompts, config.evaluate.answer_tokens, model)
+        check_tasks(settings, config.evaluate.tasks, model)
 
 
 def check_data(

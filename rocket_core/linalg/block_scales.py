@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from rocket_core.linalg.block_codes import BlockScales, in_half
 from rocket_core.linalg.code_grids import Levels
+from rocket_core.linalg.kernels import for_device
 from rocket_core.sizes.block_types import BlockFormat
 
 # Real scales that are tried per octave, down to this part of the one that represents the largest weight of a group.
@@ -39,19 +40,56 @@ class _Groups:
         values: W.
         importance: h, with mean 1.
         format: the block type.
+        sums: Σ h, Σ h w and Σ h w² of each group, in float64.
     """
 
     values: Float[Tensor, "groups size d_out"]
     importance: Float[Tensor, "groups size 1"]
     format: BlockFormat
+    sums: tuple[Tensor, Tensor, Tensor]
+
+    @classmethod
+    def of(
+        cls, weight: Float[Tensor, "d_in d_out"], importance: Float[Tensor, " d_in"], form: BlockFormat
+    ) -> "_Groups":
+        """Return the groups of a weight, whose rows are whole blocks."""
+        values = weight.reshape(-1, form.group_size, weight.shape[1])
+        weights = (importance / importance.mean().clamp_min(_TINY)).view(-1, form.group_size, 1)
+        weighted = values * weights
+        sums = (
+            weights.sum(dim=1, dtype=torch.float64),
+            weighted.sum(dim=1, dtype=torch.float64),
+            (weighted * values).sum(dim=1, dtype=torch.float64),
+        )
+        return cls(values=values, importance=weights, format=form, sums=sums)
+
+    def moments(
+        self,
+        levels: tuple[int, ...],
+        steps: Float[Tensor, "groups d_out"],
+        offsets: Float[Tensor, "groups d_out"] | None,
+    ) -> Float64[Tensor, "3 groups d_out"]:
+        """Return Σ h c², Σ h c and Σ h c w of each group, with the codes c that these steps and offsets give."""
+        kernels = for_device(self.values.device)
+        return kernels.code_moments(self.values, self.importance, steps, offsets, Levels.of(levels))
+
+    def errors_of(
+        self, moments: Float64[Tensor, "3 groups d_out"], steps: Tensor, offsets: Tensor | None
+    ) -> Float64[Tensor, "groups d_out"]:
+        """Return Σ h (s c - o - w)² of each group."""
+        (second, mean, mixed), (total, first, energy) = moments, self.sums
+        steps = steps.double()
+        errors: Tensor = steps * (steps * second - 2 * mixed) + energy
+        if offsets is not None:
+            offsets = offsets.double()
+            errors = errors + offsets * (offsets * total + 2 * (first - steps * mean))
+        return errors
 
     def errors(
         self, steps: Float[Tensor, "groups d_out"], offsets: Float[Tensor, "groups d_out"] | None
-    ) -> Float[Tensor, "groups d_out"]:
+    ) -> Float64[Tensor, "groups d_out"]:
         """Return the error of each group with these steps and offsets."""
-        target = self.values if offsets is None else self.values + offsets[:, None]
-        codes = Levels.of(self.format.multiples).nearest_(target / steps[:, None])
-        return codes.mul_(steps[:, None]).sub_(target).square_().mul_(self.importance).sum(dim=1)
+        return self.errors_of(self.moments(self.format.multiples, steps, offsets), steps, offsets)
 
     def over_blocks(self, per_group: Shaped[Tensor, "groups d_out"]) -> Shaped[Tensor, "blocks per_block d_out"]:
         """Return numbers of groups by their blocks."""
@@ -74,12 +112,7 @@ def search_block_scales(
         importance: h, >= 0, for instance the diagonal of the Gram matrix.
         block_format: the block type.
     """
-    size, d_out = block_format.group_size, weight.shape[1]
-    groups = _Groups(
-        values=weight.reshape(-1, size, d_out),
-        importance=(importance / importance.mean().clamp_min(_TINY)).view(-1, size, 1),
-        format=block_format,
-    )
+    groups = _Groups.of(weight, importance, block_format)
     real, minima = _real_scales_and_minima(groups) if block_format.has_minima else (_real_scales(groups), None)
     halves, integers = _shared(
         groups, real, _scale_ends(block_format), whole_scales, lambda steps: groups.errors(steps, minima)
@@ -103,17 +136,15 @@ def search_block_scales(
 
 def _real_scales(groups: _Groups) -> Float[Tensor, "groups d_out"]:
     """Return the best real scale of each group among tries of both signs, each with its least-squares refinement."""
-    levels = Levels.of(groups.format.levels)
-    largest = groups.values.abs().amax(dim=1).clamp_min_(_TINY) / max(-levels.least, levels.largest)
-    best, least = largest.clone(), torch.full_like(largest, math.inf)
+    levels = groups.format.levels
+    largest = groups.values.abs().amax(dim=1).clamp_min_(_TINY) / max(-levels[0], levels[-1])
+    best, least = largest.clone(), _no_error(largest)
 
     def attempt(tried: Float[Tensor, "groups d_out"]) -> None:
         nonlocal best, least
-        codes = levels.nearest_(groups.values / tried[:, None])
-        weighted = codes * groups.importance
-        curvature = (weighted * codes).sum(dim=1)
-        fitted = torch.where(curvature > 0, (weighted * groups.values).sum(dim=1) / curvature, tried)
-        error = (codes.mul_(fitted[:, None]) - groups.values).square_().mul_(groups.importance).sum(dim=1)
+        moments = groups.moments(levels, tried, None)
+        fitted = torch.where(moments[0] > 0, moments[2] / moments[0], tried).to(tried.dtype)
+        error = groups.errors_of(moments, fitted, None)
         better = (error < least) & (fitted != 0)
         least, best = torch.where(better, error, least), torch.where(better, fitted, best)
 
@@ -147,7 +178,7 @@ def _shared(
     greatest = by_block.gather(1, by_block.abs().argmax(dim=1, keepdim=True))[:, 0]
     best_halves = in_half(greatest / ends[0], groups.format)
     best_integers = torch.ones_like(real)
-    least = torch.full_like(greatest, math.inf)
+    least = _no_error(greatest)
     for integer in dict.fromkeys(round(part * end) for part in _PARTS for end in ends):
         halves = in_half(greatest / integer, groups.format)
         exact = groups.by_group(halves.to(real.dtype))
@@ -190,7 +221,7 @@ def _polished(
     if groups.format.groups_per_block == 1:
         return best
     changes = (-1, 0, 1) if groups.format.has_minima else (0,)
-    least = torch.full_like(integers, math.inf)
+    least = _no_error(integers)
     for change, change_of_minimum in itertools.product((0, -1, 1), changes):
         scale = whole_scales(integers + change, groups.format)
         minimum = best[1] if minima is None else whole_minima(minima + change_of_minimum, groups.format)
@@ -205,24 +236,22 @@ def _real_scales_and_minima(
     groups: _Groups,
 ) -> tuple[Float[Tensor, "groups d_out"], Float[Tensor, "groups d_out"]]:
     """Return the best real step and offset of each group; steps are positive, and offsets that share e not negative."""
-    values, weights, most = groups.values, groups.importance, groups.format.multiples[-1]
-    levels = Levels.of(groups.format.multiples)
+    values, most = groups.values, groups.format.multiples[-1]
     high, low = values.amax(dim=1), values.amin(dim=1)
     shared = groups.format.groups_per_block > 1
     if shared:
         low = low.clamp_max(0)
     span = (high - low).clamp_min_(_TINY)
-    total, first = weights.sum(dim=1), (weights * values).sum(dim=1)
+    total, first, _ = groups.sums
     best, offset = span / most, -low
-    least = torch.full_like(best, math.inf)
+    least = _no_error(best)
     for number in range(_RANGE_TRIES + 1):
         part = 1 + _MOST_BEYOND - (_MOST_SHORT + _MOST_BEYOND) * number / _RANGE_TRIES
         for shift in (0.0, 0.5, 1.0):
             step = span * part / most
             start = -low - shift * span * (1 - part)
-            codes = levels.nearest_((values + start[:, None]) / step[:, None])
-            weighted = codes * weights
-            second, mean, mixed = (weighted * codes).sum(dim=1), weighted.sum(dim=1), (weighted * values).sum(dim=1)
+            moments = groups.moments(groups.format.multiples, step, start)
+            second, mean, mixed = moments
             determinant = total * second - mean * mean
             fits = determinant > 1e-6 * total * second
             step = torch.where(fits, (total * mixed - mean * first) / determinant, step)
@@ -232,9 +261,13 @@ def _real_scales_and_minima(
                 above = start < 0
                 step = torch.where(above & (second > 0), mixed / second, step)
                 start = start.clamp_min(0)
-            step = torch.where(step > 0, step, span / most)
-            error = (codes * step[:, None] - start[:, None] - values).square_().mul_(weights).sum(dim=1)
+            step, start = torch.where(step > 0, step, span / most).to(span.dtype), start.to(span.dtype)
+            error = groups.errors_of(moments, step, start)
             better = error < least
             least = torch.where(better, error, least)
             best, offset = torch.where(better, step, best), torch.where(better, start, offset)
     return best, offset
+
+
+def _no_error(like: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+    return torch.full_like(like, math.inf, dtype=torch.float64)

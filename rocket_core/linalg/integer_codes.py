@@ -10,14 +10,14 @@ from jaxtyping import Bool, Float, Int8, Shaped, UInt8
 from torch import Tensor
 
 from rocket_core.linalg.code_grids import Levels
+from rocket_core.linalg.kernels import for_device
+from rocket_core.linalg.kernels.tries import Tries
 from rocket_core.sizes.code_format import CodeFormat
 
 # The smallest scale that the search tries, as a part of the one that represents the largest weight of the group.
 _LEAST_PART = 0.4
 # Scales in float16 that the search tries per octave.
 _TRIES_PER_OCTAVE = 16
-# Numbers that are rounded at once to several scales, as small layers take no longer with many than with few.
-_TRIED_AT_ONCE = 2**18
 # Tables of scales that are kept.
 _TABLES = 256
 # The smallest part of a unit in float16.
@@ -184,22 +184,18 @@ def search_scales(
         exponent = scale_exponent(weight, code_format, positive=positive)
     tries = _TRIES_PER_OCTAVE if code_format.scale_bits == 16 else octave
     unit = 2.0 ** (exponent / octave)
-    last = math.inf if code_format.scale_bits == 16 else 2 ** (code_format.scale_bits - 1) - 1
-    # Tries below the unit of the next larger scale that can be stored.
-    first = (-torch.log2((largest / unit).clamp_min(_LEAST_HALF)) * tries).floor_()
-    least = torch.full_like(largest, math.inf)
-    best = torch.full_like(largest, unit)
     least_part = _LEAST_PART * (1 - positive / half)
-    signs = first.new_tensor([1.0] if positive else [1.0, -1.0])[:, None, None]
-    steps = torch.arange(math.ceil(-math.log2(least_part) * tries) + 1, device=first.device, dtype=first.dtype)
-    together = max(1, _TRIED_AT_ONCE // (len(signs) * grouped.numel()))
-    for some in torch.split(steps[:, None, None, None], together):
-        scales = (unit * torch.exp2(-(first + some).clamp_max_(last) / tries) * signs).flatten(0, 1)
-        parts = round_parts(grouped / scales[:, :, None], code_format).mul_(scales[:, :, None])
-        errors = parts.sub_(grouped).square_().mul_(weights).sum(dim=2)
-        place = errors.argmin(dim=0, keepdim=True)  # the first of equal ones
-        error, scale = errors.gather(0, place)[0], scales.gather(0, place)[0]
-        best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
+    choices = Tries(
+        unit=unit,
+        per_octave=tries,
+        last=math.inf if code_format.scale_bits == 16 else 2.0 ** (code_format.scale_bits - 1) - 1,
+        count=math.ceil(-math.log2(least_part) * tries) + 1,
+        half=half,
+        positive=positive,
+    )
+    # Place of the next larger scale that can be stored.
+    first = (-torch.log2((largest / unit).clamp_min(_LEAST_HALF)) * tries).floor_()
+    best = for_device(weight.device).best_scales(grouped, weights, first, choices)
     return Scales.nearest(best, exponent, code_format)
 
 

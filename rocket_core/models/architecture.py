@@ -26,7 +26,7 @@ from rocket_core.errors import (
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
-from rocket_core.experts import UnfusedExperts, unfuse
+from rocket_core.experts import UnfusedExperts, unfuse, unknown_experts
 from rocket_core.inspection.checks import preconditions
 from rocket_core.inspection.headers.coded_tensors import coded_format, refused_format
 from rocket_core.inspection.headers.layer_names import advice_on_pattern, last_part
@@ -351,11 +351,13 @@ def routing_layers(block: nn.Module, hidden_size: int) -> Iterator[nn.Module]:
     gate of a shared expert, which has one output, chooses none.
 
     Args:
-        block: the block, whose experts are separate modules.
+        block: the block, whose experts are separate modules or stored together in an unknown way.
         hidden_size: width of the model's hidden states.
     """
+    together = {name.rpartition(".")[0] for name in unknown_experts(block)}
     for name, experts in block.named_modules():
-        if not isinstance(experts, nn.ModuleList | nn.ModuleDict) or not is_called(experts):
+        separate = isinstance(experts, nn.ModuleList | nn.ModuleDict) and is_called(experts)
+        if not separate and (not name or name not in together):
             continue
         widths = {hidden_size, experts.layout.hidden if isinstance(experts, UnfusedExperts) else hidden_size}
         for part in block.get_submodule(name.rpartition(".")[0]).children():

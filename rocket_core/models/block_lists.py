@@ -111,9 +111,11 @@ def _counted(model: PreTrainedModel, names: list[str], before: Sequence[BlockLis
     for prefix in names:
         length = len(list(model.get_submodule(prefix).children()))
         lists.append(BlockList(name=prefix, first=lists[-1].stop if lists else 0, length=length))
-    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    config = model.config.get_text_config()
+    layers = getattr(config, "num_hidden_layers", None)
     blocks = sum(found.length for found in lists if not found.in_tower)
-    if isinstance(layers, int) and layers > blocks:
+    # LongCat-Flash counts each of its blocks twice in one field, and once in the other.
+    if isinstance(layers, int) and layers > blocks != getattr(config, "num_layers", None):
         raise UnsupportedArchitectureError(
             f"{type(model).__name__} runs {layers} layers on the weights of {blocks}; models that share "
             "weights between layers cannot be compressed"

@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 from rocket_core.calibration.experts import ExpertInputs, find_experts
 from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups, sum_inputs
 from rocket_core.calibration.samples import CalibrationInputs
+from rocket_core.calibration.sensitivity import Sensitivity
+from rocket_core.calibration.token_weights import TokenWeights
 from rocket_core.estimates.batch_size import tokens_per_batch
 from rocket_core.experts import visiting
 from rocket_core.linalg.whitening import GramStatistics
@@ -28,7 +30,7 @@ class BlockWalk:
         run: the run.
         inputs: calibration inputs; a tensor holds windows of text.
         on_batch: called before each batch goes through a block, because a block takes long on a slow device.
-        weights: see `collect_statistics`.
+        sensitivities: what is known of a layer; by it tokens are weighted.
     """
 
     def __init__(
@@ -36,9 +38,9 @@ class BlockWalk:
         run: Run,
         inputs: CalibrationInputs | Tensor,
         on_batch: Callable[[], None],
-        weights: Callable[[Sequence[str]], Tensor | None] = lambda _layers: None,
+        sensitivities: Callable[[str], Sensitivity | None] = lambda _layer: None,
     ) -> None:
-        self._weights = weights
+        self._sensitivities = sensitivities
         self._run = run
         self._on_batch = on_batch
         self._inputs = CalibrationInputs.of_text(inputs) if isinstance(inputs, Tensor) else inputs
@@ -104,6 +106,7 @@ class BlockWalk:
     ) -> dict[str, GramStatistics]:
         experts = find_experts(block, f"{self._run.architecture.block_name(index)}.")
         batches = len(self._states.hidden)
+        weights = TokenWeights(self._sensitivities, self._states.hidden, self._measured_tokens())
         inputs = ExpertInputs(experts=experts, batches=batches, dtype=self._run.precision)
         everywhere = self._run.config.calibrate_all_experts
         with visiting(block, "all" if everywhere else "routed"), inputs.watching():
@@ -113,9 +116,16 @@ class BlockWalk:
                 lambda batch: self._step(block, index, batch),
                 batches=batches,
                 dtype=self._run.precision,
-                weights=self._weights,
+                weights=weights.of,
             )
         return statistics if everywhere else inputs.shrunk(statistics, groups)
+
+    def _measured_tokens(self) -> int:
+        """Return how many of the last tokens the backward pass covers; 0 if all of them."""
+        windows = self._run.config.gradient_windows(len(self._inputs))
+        if windows == len(self._inputs):
+            return 0
+        return self._inputs[-windows:].positions(self._states.hidden[0].shape[1])
 
     def head_statistics(self, head: str) -> GramStatistics | None:
         """Collect the Gram matrix of the input of the output head; None if the model never calls it.

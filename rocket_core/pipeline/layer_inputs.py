@@ -67,6 +67,8 @@ def profiled_problem(
     inputs, found = statistics.held_out, [work.sensitivity(name) for name in names]
     gradients = [known.token_gradients for known in found if known is not None and known.token_gradients is not None]
     if inputs is not None and statistics.gram is not None and len(gradients) == len(names):
+        # Fewer if little was differentiated.
+        inputs = inputs[-min(map(len, gradients)) :]
         held = tuple(gradient[-len(inputs) :].to(inputs) for gradient in gradients)
         problem.loss_factors = loss_factors(problem, HeldOutTokens(inputs=inputs, gradients=held))
     return problem

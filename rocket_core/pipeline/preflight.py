@@ -167,6 +167,9 @@ def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) 
     if cached is not None and is_hub_dataset(settings.dataset):
         return cached
     inputs = run.inputs.draw(settings, token=token)
+    if run.config.measures_sensitivities:
+        # Those that are differentiated, as neighbours may be of one document.
+        inputs = inputs.spread_last(run.config.gradient_windows(len(inputs)))
     _check_token_ids(run, inputs)
     if cached is not None and not cached.equals(inputs):
         raise WorkFolderError(

@@ -218,9 +218,7 @@ def _profile(prepared: PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
     if run.config.measures_sensitivities:
         with monitor.stage("differentiating"), fast_products():
             windows = run.config.gradient_windows(len(prepared.calibration))
-            # Evenly spaced, because the first windows may all be from one document.
-            stride = len(prepared.calibration) // windows
-            measure_sensitivities(run, prepared.calibration[::stride], work, monitor, windows=windows)
+            measure_sensitivities(run, prepared.calibration[-windows:], work, monitor, windows=windows)
     with monitor.stage("calibrating"), fast_products():
         profiled = profile_layers(run, prepared.calibration, work, monitor)
         prepared.profile_cache.store(work)

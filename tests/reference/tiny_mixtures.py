@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    DbrxConfig,
+    DbrxForCausalLM,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
@@ -75,6 +77,22 @@ _LATENT: dict[str, Any] = _SHARED | {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
 }
+_DBRX: dict[str, Any] = {
+    name: _SIZES[name] for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+} | {
+    "d_model": HIDDEN_SIZE,
+    "n_heads": 4,
+    "n_layers": 2,
+    "max_seq_len": MAX_POSITIONS,
+    "initializer_range": 0.2,
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
+    "ffn_config": {
+        "hidden_size": HIDDEN_SIZE,
+        "ffn_hidden_size": EXPERT_SIZE,
+        "moe_num_experts": EXPERTS,
+        "moe_top_k": CHOSEN,
+    },
+}
 
 
 def _build(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
@@ -83,9 +101,9 @@ def _build(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreT
         model = model_class(config).to(torch.float32)
         for name, parameter in model.named_parameters():
             # Zero, or not at all, as initialised: a lost bias would go unseen, and routers would choose the same.
-            if name.endswith("bias") or parameter.ndim == 3:
+            if name.endswith("bias") or parameter.ndim == 3 or ".experts." in name:
                 torch.nn.init.normal_(parameter, std=0.2)
-            elif name.endswith(("gate.weight", "router.weight")):
+            elif name.endswith(("gate.weight", "router.weight", "router.layer.weight")):
                 torch.nn.init.normal_(parameter, std=0.5)
     return model.eval()
 
@@ -103,6 +121,7 @@ MIXTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "glm4_moe": lambda: _build(Glm4MoeForCausalLM, Glm4MoeConfig(**_SHARED, head_dim=8, norm_topk_prob=True)),
     "granitemoe": lambda: _build(GraniteMoeForCausalLM, GraniteMoeConfig(**_LOCAL)),
     "phimoe": lambda: _build(PhimoeForCausalLM, PhimoeConfig(**_LOCAL)),
+    "dbrx": lambda: _build(DbrxForCausalLM, DbrxConfig(**_DBRX)),
     "llama4": lambda: _build(
         Llama4ForCausalLM,
         Llama4TextConfig(

@@ -95,8 +95,9 @@ def check_plain(weights: WeightSummary, model: str) -> None:
     if found is not None:
         raise AlreadyQuantizedError(
             f"{model} stores weights as {found.scheme} (tensor {found.key!r}, {found.dtype}), which the "
-            "quantization_config in its config.json does not describe, so that codes would be taken for weights; start "
-            "from the original floating-point weights, or decode these with the library that wrote them"
+            "quantization_config in its config.json does not describe, so that codes would be taken for weights; "
+            "restore the config.json that belongs to them, start from the original floating-point weights, or decode "
+            "these with the library that wrote them"
             f"{_advice(found)}"
         )
 

@@ -1,6 +1,6 @@
 """Whether a model can answer prompts, as far as its config.json and tokenizer.json tell. Loads no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -88,6 +88,26 @@ def too_long(number: int, count: int, answer_tokens: int, longest: int, model: s
         f"prompt {number} has {count} tokens, and an answer of {answer_tokens} does not fit into the {longest} "
         f"positions of {model}; shorten the prompt or lower answer_tokens"
     )
+
+
+def check_tasks(config: Mapping[str, object], tasks: Collection[str], model: str) -> None:
+    """Raise an error if zero-shot tasks are asked of a model that cannot be scored by them.
+
+    Args:
+        config: the content of config.json.
+        tasks: names of the tasks.
+        model: name of the model in messages.
+
+    Raises:
+        InvalidConfigError: the model predicts no tokens.
+    """
+    if tasks and not predicts_tokens(config):
+        raise cannot_score(model)
+
+
+def cannot_score(model: str) -> InvalidConfigError:
+    """Return the error for a model that zero-shot tasks cannot score."""
+    return InvalidConfigError(f"{model} predicts no tokens, which zero-shot tasks score; leave tasks out")
 
 
 def cannot_answer(model: str) -> InvalidConfigError:

@@ -1,6 +1,8 @@
 """Tensors that hold a matrix of every expert, judged from names and shapes. Loads no torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+from rocket_core.inspection.files.safetensors_headers import TensorHeader
 
 Stack = tuple[int, int, int]
 """Shape of a tensor that holds a matrix of every expert."""
@@ -12,8 +14,12 @@ _READING = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "input_linear": ("gate_proj", "up_proj"),
     "up_proj": ("up_proj",),
+    "w1": ("gate_proj",),
+    "v1": ("up_proj",),
 }
-_RETURNING = {"down_proj": "down_proj", "output_linear": "down_proj"}
+_RETURNING = {"down_proj": "down_proj", "output_linear": "down_proj", "w2": "down_proj"}
+# Tensors that have the experts one after the other on the first axis, by the ends of their names.
+_JOINED = ("experts.mlp.w1", "experts.mlp.v1", "experts.mlp.w2")
 
 
 def stack_of(name: str, shape: tuple[int, ...]) -> Stack | None:
@@ -21,6 +27,13 @@ def stack_of(name: str, shape: tuple[int, ...]) -> Stack | None:
     if len(shape) != 3 or min(shape) < 2 or shape[0] > MAX_EXPERTS or not is_stack_name(name.rpartition(".")[2]):
         return None
     return shape[0], shape[1], shape[2]
+
+
+def joined_stacks(tensors: Iterable[TensorHeader], experts: int | None) -> Iterator[tuple[str, Stack]]:
+    """Yield names and shapes, with a first axis for the experts alone, of tensors that have no such axis."""
+    for tensor in tensors:
+        if experts and tensor.key.endswith(_JOINED) and len(tensor.shape) == 2 and tensor.shape[0] % experts == 0:
+            yield tensor.key, (experts, tensor.shape[0] // experts, tensor.shape[1])
 
 
 def is_stack_name(last: str) -> bool:
@@ -41,6 +54,7 @@ def expert_layers(name: str, stack: Stack, hidden_size: int) -> Iterator[tuple[s
         return
     width = columns if rows == hidden_size else rows
     parent, _, last = name.rpartition(".")
+    parent = parent.removesuffix(".mlp") if name.endswith(_JOINED) else parent
     parent = parent if parent.endswith("experts") else f"{parent}.experts"
     reading = _READING.get(last, ())
     for expert in range(experts):

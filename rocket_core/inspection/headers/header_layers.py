@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.inspection.files.safetensors_headers import FLOAT_DTYPES
 from rocket_core.inspection.headers.block_lists import block_of, compressed_lists, list_of
-from rocket_core.inspection.headers.expert_stacks import expert_layers
+from rocket_core.inspection.headers.expert_stacks import expert_layers, joined_stacks
 from rocket_core.inspection.headers.layer_names import (
     PREFIXES,
     family_of,
@@ -16,7 +16,7 @@ from rocket_core.inspection.headers.layer_names import (
     possible_names,
     possible_table_names,
 )
-from rocket_core.inspection.headers.model_fields import HIDDEN_SIZES, find_number, named_classes
+from rocket_core.inspection.headers.model_fields import EXPERTS, HIDDEN_SIZES, find_number, named_classes
 from rocket_core.inspection.headers.weight_summary import WeightSummary
 from rocket_core.sizes.budget import Shape
 
@@ -75,7 +75,7 @@ def find_layers(
         if not is_ignored(possible_names(config, name)):
             layers.setdefault(member, []).append((name, (rows, columns) if turned else (columns, rows)))
     hidden_size = find_number(config, HIDDEN_SIZES) or 0
-    for name, stack in weights.stacks:
+    for name, stack in (*weights.stacks, *joined_stacks(weights.others, find_number(config, EXPERTS))):
         for layer, shape in expert_layers(name, stack, hidden_size) if list_of(block_of(name)) in lists else ():
             if not is_ignored(possible_names(config, layer)):
                 layers.setdefault(block_of(name), []).append((layer, shape))

@@ -32,7 +32,9 @@ HIDDEN_SIZES = ("hidden_size", "n_embd", "d_model", "dim")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "context_length")
 """Names of the field with the number of tokens that a model can attend to."""
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+"""Names of the field with the number of experts in a block."""
+
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk", "moe_k")
 
 _MAX_SIZE = 2**63
@@ -91,9 +93,10 @@ _FACTORIZED_FAMILIES = frozenset({"deberta", "deberta-v2", "electra", "opt"})
 def find_number(config: Mapping[str, object], names: Iterable[str]) -> int | None:
     """Return the first positive integer under one of the names; None if no field has one.
 
-    A model that reads more than text has its decoder's numbers in `text_config`, which is searched first.
+    A model that reads more than text has its decoder's numbers in `text_config`, which is searched first. DBRX has
+    those of its experts in `ffn_config`.
     """
-    for part in (config.get("text_config"), config):
+    for part in (config.get("text_config"), config, config.get("ffn_config")):
         for name in names:
             value = part.get(name) if isinstance(part, Mapping) else None
             if isinstance(value, int) and _is_size(value) and value > 0:
@@ -103,7 +106,7 @@ def find_number(config: Mapping[str, object], names: Iterable[str]) -> int | Non
 
 def active_part(config: Mapping[str, object]) -> float:
     """Return which part of its experts a mixture chooses for a token; 1 for other models, and for unusual fields."""
-    experts, chosen = find_number(config, _EXPERTS), find_number(config, _CHOSEN)
+    experts, chosen = find_number(config, EXPERTS), find_number(config, _CHOSEN)
     return 1.0 if experts is None or chosen is None else min(1.0, chosen / experts)
 
 

@@ -8,11 +8,12 @@ from functools import cache
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.kernels.rate import Rate
+from rocket_core.linalg.kernels.tries import Tries
 
 GPUS = {"cuda", "xpu"}
 """Types of devices that Triton compiles for."""
@@ -69,6 +70,40 @@ class Kernels(Protocol):
             levels: what codes can be.
             rate: what bits cost; None minimises the error alone.
             sweeps: most visits to every entry; fewer if codes stop changing.
+        """
+
+    def best_scales(
+        self,
+        weight: Float[Tensor, "groups size columns"],
+        importance: Float[Tensor, "groups size 1"],
+        first: Float[Tensor, "groups columns"],
+        tries: Tries,
+    ) -> Float[Tensor, "groups columns"]:
+        """Return for each group and column the scale with the least Σ_i h_i (w_i - w̃_i)², the first of equal ones.
+
+        Args:
+            weight: w.
+            importance: h.
+            first: place of the first scale to try.
+            tries: scales to try.
+        """
+
+    def code_moments(
+        self,
+        weight: Float[Tensor, "groups size columns"],
+        importance: Float[Tensor, "groups size 1"],
+        steps: Float[Tensor, "groups columns"],
+        offsets: Float[Tensor, "groups columns"] | None,
+        levels: Levels,
+    ) -> Float64[Tensor, "3 groups columns"]:
+        """Return Σ h c², Σ h c and Σ h c w of each group and column, c the code nearest to (w + offset) / step.
+
+        Args:
+            weight: w.
+            importance: h.
+            steps: step of each group.
+            offsets: offset of each group; None for zero.
+            levels: what codes can be.
         """
 
 

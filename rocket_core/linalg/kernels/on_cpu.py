@@ -11,11 +11,12 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.kernels.rate import Rate
+from rocket_core.linalg.kernels.tries import Tries
 
 NAME = "numba"
 
@@ -57,6 +58,43 @@ def descend(
     _by_columns(len(own), lambda first, last: _descend(*arrays, *choice, sweeps, first, last))
     codes.copy_(own.mT)
     slope.copy_(rows.mT)
+
+
+def best_scales(
+    weight: Float[Tensor, "groups size columns"],
+    importance: Float[Tensor, "groups size 1"],
+    first: Float[Tensor, "groups columns"],
+    tries: Tries,
+) -> Float[Tensor, "groups columns"]:
+    """See `Kernels.best_scales`: a quotient serves both signs."""
+    best = torch.full_like(first, tries.unit)
+    lowest, highest = (int(place) for place in first.aminmax())
+    # All places from the first to the last that any group tries.
+    scales = tries.scales(torch.arange(lowest, highest + tries.count, dtype=first.dtype))
+    places = (first - lowest).int()
+    arrays = [part.numpy() for part in (weight, importance.flatten(1), places, scales, best)]
+    numbers = _choice(Levels(least=-tries.half, largest=tries.half - 1), None, weight.dtype)[:3]
+    _by_columns(
+        weight.shape[2],
+        lambda first, last: _best_scales(*arrays, tries.count, *numbers, tries.positive, first, last),
+    )
+    return best
+
+
+def code_moments(
+    weight: Float[Tensor, "groups size columns"],
+    importance: Float[Tensor, "groups size 1"],
+    steps: Float[Tensor, "groups columns"],
+    offsets: Float[Tensor, "groups columns"] | None,
+    levels: Levels,
+) -> Float64[Tensor, "3 groups columns"]:
+    """See `Kernels.code_moments`."""
+    found = torch.zeros(3, *steps.shape, dtype=torch.float64)
+    offsets = torch.zeros_like(steps) if offsets is None else offsets
+    arrays = [part.numpy() for part in (weight, importance.flatten(1), steps, offsets, found)]
+    numbers = _choice(levels, None, weight.dtype)[:4]
+    _by_columns(weight.shape[2], lambda first, last: _code_moments(*arrays, *numbers, first, last))
+    return found
 
 
 def _choice(levels: Levels, rate: Rate | None, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -197,3 +235,91 @@ def _descend(
                     changed = True
             if not changed:
                 break
+
+
+@_compiled
+def _best_scales(
+    weight: Any,
+    importance: Any,
+    places: Any,
+    scales: Any,
+    best: Any,
+    count: int,
+    least: Any,
+    largest: Any,
+    whole: Any,
+    positive: bool,
+    first: int,
+    last: int,
+) -> None:
+    groups, size, _ = weight.shape
+    for begin in range(first, last, _TILE):
+        end = min(begin + _TILE, last)
+        width = end - begin
+        scale, lowest = np.empty(width, weight.dtype), np.empty(width, weight.dtype)
+        upward, downward = np.empty(width, weight.dtype), np.empty(width, weight.dtype)
+        for g in range(groups):
+            place, chosen = places[g, begin:end], best[g, begin:end]
+            lowest[:] = np.inf
+            for step in range(count):
+                for j in range(width):
+                    scale[j] = scales[place[j] + step]
+                upward[:] = downward[:] = least - least
+                for i in range(size):
+                    own, worth = weight[g, i, begin:end], importance[g, i]
+                    for j in range(width):
+                        part = own[j] / scale[j]
+                        error = _nearest(part, least, largest, whole, None) * scale[j] - own[j]
+                        upward[j] += error * error * worth
+                        # With a negative scale: codes of opposite sign.
+                        error = _nearest(part, -largest, -least, whole, None) * scale[j] - own[j]
+                        downward[j] += error * error * worth
+                for j in range(width):
+                    if upward[j] < lowest[j]:
+                        lowest[j], chosen[j] = upward[j], scale[j]
+                    if not positive and downward[j] < lowest[j]:
+                        lowest[j], chosen[j] = downward[j], -scale[j]
+
+
+@_compiled
+def _code_moments(
+    weight: Any,
+    importance: Any,
+    steps: Any,
+    offsets: Any,
+    found: Any,
+    least: Any,
+    largest: Any,
+    whole: Any,
+    table: Any,
+    first: int,
+    last: int,
+) -> None:
+    groups, size, _ = weight.shape
+    for begin in range(first, last, _TILE):
+        end = min(begin + _TILE, last)
+        width = end - begin
+        code, twice = np.empty(width, weight.dtype), np.empty(width, weight.dtype)
+        for g in range(groups):
+            step, offset = steps[g, begin:end], offsets[g, begin:end]
+            second, mean, mixed = found[0, g, begin:end], found[1, g, begin:end], found[2, g, begin:end]
+            for i in range(size):
+                own, worth = weight[g, i, begin:end], importance[g, i]
+                if table is None:
+                    for j in range(width):
+                        code[j] = _nearest((own[j] + offset[j]) / step[j], least, largest, whole, table)
+                else:
+                    for j in range(width):
+                        twice[j] = (own[j] + offset[j]) / step[j]
+                        twice[j] += twice[j]
+                        code[j] = table[0]
+                    # One level after another for all columns, which vectors can do.
+                    for k in range(1, len(table)):
+                        middle, level = table[k - 1] + table[k], table[k]
+                        for j in range(width):
+                            code[j] = level if twice[j] > middle else code[j]
+                for j in range(width):
+                    weighted = code[j] * worth
+                    second[j] += weighted * code[j]
+                    mean[j] += weighted
+                    mixed[j] += weighted * own[j]

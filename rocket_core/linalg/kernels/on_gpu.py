@@ -8,6 +8,9 @@ from torch import Tensor
 
 from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.kernels.rate import Rate
+from rocket_core.linalg.kernels.reference import best_scales, code_moments
+
+__all__ = ["NAME", "best_scales", "code_moments", "descend", "round_block"]
 
 NAME = "triton"
 

@@ -1,16 +1,19 @@
 """The loops in torch: the readable reference, and what runs where neither numba nor Triton does."""
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.kernels.rate import LARGEST_CODE, Rate
+from rocket_core.linalg.kernels.tries import Tries
 
 NAME = "torch"
 
 # Inputs that are visited before the slope of the others is corrected by one matrix product.
 _BLOCK = 64
+# Numbers that are rounded at once to several scales, as small layers take no longer with many than with few.
+_TRIED_AT_ONCE = 2**18
 
 
 def round_block(
@@ -62,6 +65,41 @@ def descend(
                 slope.addmm_(matrix[:, block], moved, alpha=-1)
         if not changed:
             break
+
+
+def best_scales(
+    weight: Float[Tensor, "groups size columns"],
+    importance: Float[Tensor, "groups size 1"],
+    first: Float[Tensor, "groups columns"],
+    tries: Tries,
+) -> Float[Tensor, "groups columns"]:
+    """See `Kernels.best_scales`."""
+    least, best = torch.full_like(first, torch.inf), torch.full_like(first, tries.unit)
+    signs = first.new_tensor([1.0] if tries.positive else [1.0, -1.0])[:, None, None]
+    steps = torch.arange(tries.count, device=first.device, dtype=first.dtype)[:, None, None, None]
+    for some in torch.split(steps, max(1, _TRIED_AT_ONCE // (len(signs) * weight.numel()))):
+        scales = (tries.scales(first + some) * signs).flatten(0, 1)
+        rounded = (weight / scales[:, :, None]).round_().clamp_(-tries.half, tries.half - 1).mul_(scales[:, :, None])
+        errors = rounded.sub_(weight).square_().mul_(importance).sum(dim=2)
+        place = errors.argmin(dim=0, keepdim=True)  # the first of equal ones
+        error, scale = errors.gather(0, place)[0], scales.gather(0, place)[0]
+        best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
+    return best
+
+
+def code_moments(
+    weight: Float[Tensor, "groups size columns"],
+    importance: Float[Tensor, "groups size 1"],
+    steps: Float[Tensor, "groups columns"],
+    offsets: Float[Tensor, "groups columns"] | None,
+    levels: Levels,
+) -> Float64[Tensor, "3 groups columns"]:
+    """See `Kernels.code_moments`."""
+    codes = levels.nearest_((weight if offsets is None else weight + offsets[:, None]) / steps[:, None])
+    weighted = codes * importance
+    return torch.stack(
+        [part.sum(dim=1, dtype=torch.float64) for part in (weighted * codes, weighted, weighted * weight)]
+    )
 
 
 def _chosen(

@@ -63,7 +63,7 @@ def compress_layers(
     Raises:
         CompressionCancelledError: the caller has cancelled the run.
     """
-    walk = BlockWalk(run, inputs, monitor.pulse, work.token_weights)
+    walk = BlockWalk(run, inputs, monitor.pulse, work.sensitivity)
     method = run.method
     parts = layer_parts([_shape(run, unit) for unit in units], compressing=True)
     done = 0

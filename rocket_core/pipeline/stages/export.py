@@ -308,7 +308,7 @@ def _plan_experts(
     def make() -> torch.Tensor:
         fused = entry.read().to(run.dtype)
         for stored, layer in layers:
-            stored.part.of(fused).copy_(_composed(run, work, layer))
+            stored.part.of(fused.view(-1, *stored.expert.shape)).copy_(_composed(run, work, layer))
         return fused
 
     return plan_tensor(entry.key, run.dtype, entry.shape, make)

@@ -58,7 +58,7 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
         IllConditionedGramError: a Gram matrix cannot be factorized.
         CompressionCancelledError: the caller has cancelled the run.
     """
-    walk = BlockWalk(run, inputs, monitor.pulse, work.token_weights)
+    walk = BlockWalk(run, inputs, monitor.pulse, work.sensitivity)
     shapes = [run.architecture.shape(name) for names in run.layers for name in names]
     parts = layer_parts(shapes + [run.architecture.shape(table.name) for table in run.tables], compressing=False)
     done = 0

@@ -103,7 +103,7 @@ def compress_tables(
         CompressionCancelledError: the caller has cancelled the run.
     """
     tables = {table.name: table for table in run.tables}
-    walk = BlockWalk(run, inputs, monitor.pulse, work.token_weights)
+    walk = BlockWalk(run, inputs, monitor.pulse, work.sensitivity)
     for unit in units:
         table = tables.get(unit.names[0])
         if table is None or is_finished(work, unit):

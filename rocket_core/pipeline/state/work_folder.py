@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 
 from rocket_core.allocation import Allocation
 from rocket_core.calibration.samples import CalibrationInputs, RowCounts
-from rocket_core.calibration.sensitivity import Sensitivity, token_weights
+from rocket_core.calibration.sensitivity import Sensitivity
 from rocket_core.candidates import LayerProfile
 from rocket_core.checkpoint import TensorEntry
 from rocket_core.config import RUN_NAME
@@ -177,11 +177,6 @@ class WorkFolder:
         if sensitivity.token_gradients is not None:
             tensors["tokens"] = sensitivity.token_gradients
         write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", tensors)
-
-    def token_weights(self, layers: Sequence[str]) -> torch.Tensor | None:
-        """Return how much each token counts in the Gram matrix of what some layers read; None if all count the same."""
-        found = [self.sensitivity(layer) for layer in layers]
-        return token_weights([None if known is None else known.token_gradients for known in found])
 
     def text(self) -> CalibratedText | None:
         """Return how well the original predicts the calibration text, if that has been measured."""

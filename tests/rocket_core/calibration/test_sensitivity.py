@@ -4,7 +4,7 @@ from torch import nn
 
 from rocket_core.calibration import sensitivity
 from rocket_core.calibration.scaled_gradient import ScaledGradient
-from rocket_core.calibration.sensitivity import SquaredGradients, natural_loss, output_gradient, token_weights
+from rocket_core.calibration.sensitivity import SquaredGradients, natural_loss, output_gradient
 from rocket_core.calibration.token_loss import TextLoss
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
 from rocket_core.models.block_calls import Activations
@@ -289,12 +289,3 @@ def test_a_layer_called_twice_has_no_gradients_of_tokens():
     assert squares.token_gradients("one").tolist() == [1, 1, 1]
     squares._add("one", torch.ones(3, 4))
     assert squares.token_gradients("one") is None
-
-
-def test_tokens_weigh_one_on_average():
-    gradients = torch.tensor([0.1, 1.9, 1.0]).bfloat16()
-    weights = token_weights([gradients, None, gradients])
-    assert float(weights.mean()) == pytest.approx(1)
-    assert bool((weights.diff()[[0]] > 0).all())
-    assert float(weights[1] / weights[0]) < 19
-    assert token_weights([None]) is None

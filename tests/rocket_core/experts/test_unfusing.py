@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 from torch import nn
-from transformers import JetMoeConfig, JetMoeForCausalLM
+from transformers import JetMoeConfig, JetMoeForCausalLM, LongcatFlashConfig
 
 from rocket_core.experts import (
     UnfusedExperts,
@@ -36,6 +36,7 @@ OTHERS = {
     "glm4_moe": _NORMS + _ROUTER,
     "granitemoe": _NORMS + _ROUTER,
     "phimoe": 2 * _NORMS + _ROUTER,
+    "dbrx": _NORMS + _ROUTER,
     "llama4": _NORMS + _ROUTER,
 }
 
@@ -120,7 +121,7 @@ def test_an_expert_without_tokens_reads_one_if_asked_to(family):
     states = torch.randn(6, HIDDEN_SIZE)
     chosen, weights = torch.zeros(6, 1, dtype=torch.long), torch.ones(6, 1)
     routed = torch.cat([states, torch.zeros((EXPERTS - 1) * 6, HIDDEN_SIZE)])
-    arguments = (states, chosen, weights) if layout.routed else (routed,)
+    arguments = (states, chosen, weights) if layout.kind.routed else (routed,)
     read = dict.fromkeys(range(EXPERTS), 0)
     for index, expert in enumerate(module):
         expert.register_forward_pre_hook(lambda _module, args, index=index: read.update({index: len(args[0])}))
@@ -188,6 +189,21 @@ def test_experts_in_an_unknown_layout_stay_as_they_are():
     found = unknown_experts(model.model.layers[0])
     assert set(found) >= {"mlp.input_linear.weight", "mlp.output_linear.weight"}
     assert found["mlp.output_linear.weight"] == (EXPERTS, 32, 24)
+    [layers] = build_architecture(config, torch.float32).layers
+    assert layers == ("model.layers.0.self_attention.kv_proj",)
+
+
+def test_of_blocks_counted_twice_experts_and_routers_stay_dense():
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_layers": 2, "ffn_hidden_size": 48, "moe_topk": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "head_dim": 8}
+    parts = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "expert_ffn_hidden_size": EXPERT_SIZE}
+    config = LongcatFlashConfig(**sizes, **heads, **parts, n_routed_experts=EXPERTS, zero_expert_num=2)
+    architecture = build_architecture(config, torch.float32)
+    assert [len(block) for block in architecture.layers] == [16, 16]
+    names = {name.split(".", 3)[3].split(".")[0] for block in architecture.layers for name in block}
+    assert names == {"self_attn", "mlps"}
+    block = architecture.model.get_submodule(architecture.block_name(0))
+    assert set(unknown_experts(block)) == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
 
 
 @pytest.mark.parametrize("change", ["another parameter", "a buffer", "another shape", "another name"])

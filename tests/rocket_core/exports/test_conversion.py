@@ -30,6 +30,7 @@ CASES = {
     "two lists of blocks": ("t5", {}),
     "experts stored alone": ("mixtral", {}),
     "experts stored together": ("gpt_oss", {}),
+    "experts one after the other": ("dbrx", {}),
 }
 FEW = ["transposed weights", "codes and entropy codes, with embeddings", "values of 4 bits", "experts stored together"]
 

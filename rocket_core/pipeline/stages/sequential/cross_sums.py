@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.linalg.sequential_target import part_way_target, token_weights
+from rocket_core.linalg.whitening import gram_matrix
 
 # Part of the way from a weight to the target that compensates for earlier errors; see `part_way_target`.
 _STEP = 0.5
@@ -35,9 +36,9 @@ class CrossSums:
     def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
         """Add the rows of a batch."""
         self.tokens += rows.shape[0]
-        self.gram = self.gram + (rows.mT @ rows).double()
+        self.gram = self.gram + gram_matrix(rows)
         self.cross = self.cross + (rows.mT @ dense_rows).double()
-        self.dense_gram = self.dense_gram + (dense_rows.mT @ dense_rows).double()
+        self.dense_gram = self.dense_gram + gram_matrix(dense_rows)
 
     def add_deviation(self, rows: Float[Tensor, "rows d_in"], deviation: Float[Tensor, "rows d_out"]) -> None:
         """Add what the residual stream of the compressed model lacks, for the rows of a batch."""

@@ -79,6 +79,7 @@ def test_an_estimate_refuses_what_a_job_would_be_refused_for(client, settings):
     ("config", "evaluate", "reason"),
     [
         ({"architectures": ["BertForMaskedLM"]}, {"prompts": ["Hi"]}, "answers no prompts"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, {"tasks": ["arc_easy"]}, "leave tasks out"),
         ({"max_position_embeddings": 64}, {"prompts": ["Hi"], "answer_tokens": 64}, "no room for a prompt"),
         ({"max_position_embeddings": 64}, {"prompts": ["Hi"], "answer_tokens": 63}, None),
         ({"architectures": ["BertForMaskedLM"]}, {}, None),

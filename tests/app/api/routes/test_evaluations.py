@@ -37,14 +37,19 @@ def done(submitted, worker):
     return f"/jobs/{submitted}"
 
 
-def test_prompts_for_an_encoder_are_refused_at_once(client, submitted, worker):
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"prompts": ["Once upon"]}, "local/tiny predicts no tokens and answers no prompts"),
+        ({"tasks": ["arc_easy"]}, "local/tiny predicts no tokens, which zero-shot tasks score; leave tasks out"),
+    ],
+)
+def test_what_no_encoder_can_answer_is_refused_at_once(client, submitted, worker, asked, said):
     config = b'{"architectures": ["BertForMaskedLM"]}'
     worker.succeed(submitted, {"rocket/model.safetensors": b"1", "rocket/config.json": config})
-    answers = [
-        client.post(f"/jobs/{submitted}/evaluations", json={"prompts": prompts}) for prompts in ([], ["Once upon"])
-    ]
+    answers = [client.post(f"/jobs/{submitted}/evaluations", json=body) for body in ({}, asked)]
     assert [answer.status_code for answer in answers] == [202, 422]
-    assert "local/tiny predicts no tokens and answers no prompts" in answers[1].json()["detail"]
+    assert said in answers[1].json()["detail"]
 
 
 def test_a_finished_job_can_be_evaluated(client, worker, done):

@@ -1,5 +1,6 @@
 """The compiled loops against the reference in torch, which the tests of rounding compare with explicit ones."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from rocket_core.linalg import kernels, rounding
+from rocket_core.linalg import block_scales, integer_codes, kernels, rounding
 from rocket_core.linalg.block_scales import search_block_scales
 from rocket_core.linalg.entropy_rounding import RateTarget, improve_for_rate, relative_steps, round_for_rate
 from rocket_core.linalg.integer_codes import search_scales
@@ -69,6 +70,39 @@ def test_numba_computes_the_codes_of_the_reference(shape, dtype, threads):
     expected = codes_by(reference, weight, gram)
     with mock.patch.object(torch, "get_num_threads", return_value=threads):
         assert_same(codes_by(on_cpu, weight, gram), expected)
+
+
+def scales_by(implementation, weight, importance):
+    """Return all scales that an implementation of the loops finds."""
+    formats = [CodeFormat(bits=bits, group_size=32, scale_bits=scale) for bits in (2, 4) for scale in (8, 16)]
+    modules = integer_codes, block_scales
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(mock.patch.object(module, "for_device", return_value=implementation))
+        found = [
+            search_scales(weight, importance, code_format, positive=positive).values(torch.float64)
+            for code_format in formats
+            for positive in (False, True)
+        ]
+        if len(weight) % 256 == 0:
+            grids = [search_block_scales(weight, importance, BLOCK_FORMATS[name]) for name in BLOCK_TYPES]
+            found += [grid.by_input(len(weight), torch.float64) for grid in grids]
+    return found
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 3), (70, 5), (256, 65)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_numba_finds_the_scales_of_the_reference(shape, dtype, threads):
+    from rocket_core.linalg.kernels import on_cpu
+
+    weight, gram = random_layer(*shape, dtype=dtype)
+    importance = gram.matrix.diagonal()
+    expected = scales_by(reference, weight, importance)
+    with mock.patch.object(torch, "get_num_threads", return_value=threads):
+        found = scales_by(on_cpu, weight, importance)
+    for own, other in zip(found, expected, strict=True):
+        assert float((own != other).double().mean()) <= 2e-3
 
 
 def test_a_cpu_computes_with_numba():

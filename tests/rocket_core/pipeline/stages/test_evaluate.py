@@ -100,6 +100,14 @@ def test_an_artifact_is_not_compared_with_another_model(evaluated, model_folder,
         evaluate_artifact(other, evaluated[0] / "rocket", tmp_path, settings(evaluate=evaluation()))
 
 
+@pytest.mark.parametrize("asked", [{"tasks": ("arc_easy",)}, {"prompts": ("Once",)}])
+def test_what_a_reward_model_cannot_answer_is_refused_first(model_folder, settings, evaluation, tmp_path, asked):
+    config = settings(evaluate=evaluation(**({"prompts": ()} | asked)))
+    with pytest.raises(InvalidConfigError, match="predicts no tokens"):
+        compress(str(model_folder("llama_reward")), tmp_path, config)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_later_evaluation_can_be_cancelled(evaluated, model_folder, settings, evaluation, tmp_path):
     folder, seen = str(model_folder("llama")), []
     with pytest.raises(CompressionCancelledError, match="measuring quality"):
