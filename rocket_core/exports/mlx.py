@@ -88,7 +88,8 @@ def dense_weights(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         if part != "scales":
             continue
         described = {**settings, **settings.get(layer, {})}
-        name = f"affine{described.get('bits')}_{described.get('group_size')}"
+        # mlx-lm's recipes of mixed bits write null for the default.
+        name = f"affine{described.get('bits') or 4}_{described.get('group_size') or 64}"
         block_type = next((known for known in MLX_TYPES if known == name), None)
         if block_type is None or f"{layer}.biases" not in tensors:
             raise CheckpointFormatError(
