@@ -28,6 +28,7 @@ from benchmarks.measured_runs import (
 )
 from benchmarks.rivals import RivalFailedError, output_of
 from rocket_core.config import compression_config
+from rocket_core.errors import RocketError
 from rocket_core.evaluation import evaluate_text
 from rocket_core.pipeline import ProfileCache, compress
 
@@ -77,9 +78,9 @@ def run_recipe(given: argparse.Namespace, recipe: str, seed: int) -> dict[str, A
             output_of(
                 ["env", f"HOME={scratch}", *command, "--mlx-path", str(out), *(values.get(one, one) for one in options)]
             )
-        except RivalFailedError as error:
+            return measured(given, out)
+        except (RivalFailedError, RocketError) as error:
             return {"failure": str(error)}
-        return measured(given, out)
 
 
 def run_rocket(given: argparse.Namespace, size: int, seed: int, profiles: ProfileCache) -> dict[str, Any]:
