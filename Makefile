@@ -12,14 +12,14 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile --no-loadscope-reorder \
 	--jaxtyping-packages=$(SHAPED),beartype.beartype
 
-.PHONY: demo test test-all test-system check docs docs-links test-gpu bench bench-gpu soak lock lock-torch sbom pin-images format clean
+.PHONY: demo test test-all test-system check docs docs-links test-gpu test-engines bench bench-gpu soak lock lock-torch sbom pin-images format clean
 
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
 
 # Quick: no servers, no processes, no whole pipeline.
 test: $(STAMP)
-	$(PYTEST) -m "not gpu and not system and not soak and not slow"
+	$(PYTEST) -m "not gpu and not system and not soak and not slow and not engines"
 
 # Everything that pip can install, with the representative cases of each sweep.
 test-all: $(STAMP)
@@ -52,6 +52,12 @@ test-system: $(STAMP)
 test-gpu: $(STAMP)
 	@$(BIN)/python .ci/check_gpu.py
 	$(BIN)/pytest -m gpu
+
+# Exports in the engines that they are for, in environments that are made on first use under ENGINES, of some gigabytes.
+# llama.cpp is among what pip installs for every run of the tests.
+test-engines: $(STAMP)
+	$(BIN)/pytest -m engines tests/engines
+	$(BIN)/pytest tests/rocket_core/exports/test_gguf_engine.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -21,7 +21,7 @@ from rocket_core.pipeline import ProfileCache, compress
 
 
 def run(
-    given: argparse.Namespace, preset: str, weights: str, target: Mapping[str, float], profiles: Path
+    given: argparse.Namespace, preset: str, weights: str, seed: int, target: Mapping[str, float], profiles: Path
 ) -> dict[str, Any]:
     """Compress and measure once."""
     config = compression_config(
@@ -29,7 +29,12 @@ def run(
         preset=preset,
         token_weights=weights,
         export=("rocket",),
-        calibration={"dataset": str(given.calibrate), "samples": given.samples, "sequence_length": given.length},
+        calibration={
+            "dataset": str(given.calibrate),
+            "samples": given.samples,
+            "sequence_length": given.length,
+            "seed": seed,
+        },
         evaluate={"dataset": str(given.measure), "samples": given.windows, "sequence_length": given.length},
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -43,6 +48,7 @@ def run(
     return {
         "preset": preset,
         "token_weights": weights,
+        "seed": seed,
         **target,
         "predicted": predicted,
         "measured": measured,
@@ -63,18 +69,21 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--presets", nargs="+", default=("fast", "best"))
     parser.add_argument("--token-weights", nargs="+", default=("gradient",))
+    parser.add_argument("--seeds", type=int, default=1, help="draws of calibration windows")
     parser.add_argument("--ratios", type=float, nargs="*", default=(0.2, 0.3, 0.4, 0.5))
     parser.add_argument("--bits", type=float, nargs="*", default=(8.0, 6.0, 5.0, 4.0, 3.0, 2.5))
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     targets = [{"ratio": one} for one in given.ratios] + [{"bits": one} for one in given.bits]
     with tempfile.TemporaryDirectory() as profiles:
-        for preset, weights, target in itertools.product(given.presets, given.token_weights, targets):
-            row = run(given, preset, weights, target, Path(profiles))
+        for preset, weights, seed, target in itertools.product(
+            given.presets, given.token_weights, range(given.seeds), targets
+        ):
+            row = run(given, preset, weights, seed, target, Path(profiles))
             rows.append(row)
             ratio = row["measured"] / row["predicted"] if row["predicted"] else math.nan
             print(
-                f"{preset}, token weights {weights}, {target}: predicted {row['predicted']:.5f}, measured "
+                f"{preset}, token weights {weights}, seed {seed}, {target}: predicted {row['predicted']:.5f}, measured "
                 f"{row['measured']:.5f} ({ratio:.2f}), KL {row['kl_divergence']:.4f}",
                 flush=True,
             )

@@ -71,7 +71,7 @@ class Rival:
     """A library to compare with.
 
     Attributes:
-        requirement: what pip installs.
+        requirement: what pip installs, with spaces between packages.
         program: file that runs in its environment.
         mixes: whether the program gives some layers more bits.
     """
@@ -106,7 +106,7 @@ def interpreter(rival: Rival, environments: Path) -> Path:
         torch_version = version("torch").partition("+")[0]
         constraint = folder / "constraint.txt"
         constraint.write_text(f"torch=={torch_version}\n")
-        install = [str(python), "-m", "pip", "install", "-q", "-c", str(constraint), rival.requirement]
+        install = [str(python), "-m", "pip", "install", "-q", "-c", str(constraint), *rival.requirement.split()]
         planned = output_of([*install, "--dry-run", "--report", str(folder / "plan.json")])
         check_plan(json.loads((folder / "plan.json").read_text()), version("torch"), planned)
         output_of(install)

@@ -23,7 +23,7 @@ from rocket_core.sizes.block_types import BLOCK_FORMATS, MLX_TYPES, BlockType
 
 _WORD_BYTES = 4
 _HALF_BYTES = 2
-# What mlx-lm takes for layers that are not named; all are.
+# MLX's defaults. mlx-lm takes what is here for layers that are not named; all are.
 _USUAL = {"group_size": 64, "bits": 4}
 
 
@@ -87,7 +87,9 @@ def dense_weights(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         layer, _, part = key.rpartition(".")
         if part != "scales":
             continue
-        described = {**settings, **settings.get(layer, {})}
+        # mlx-lm's recipes of mixed bits write null for MLX's default.
+        given = {**settings, **settings.get(layer, {})}
+        described = {name: _USUAL.get(name) if value is None else value for name, value in given.items()}
         name = f"affine{described.get('bits')}_{described.get('group_size')}"
         block_type = next((known for known in MLX_TYPES if known == name), None)
         if block_type is None or f"{layer}.biases" not in tensors:

@@ -63,6 +63,14 @@ def test_reading_returns_what_was_written(block_type):
     assert torch.equal(dense["layer.weight"], blocks.rows(torch.float32))
 
 
+def test_settings_without_values_mean_defaults():
+    # As mlx-lm's recipes of mixed bits write them.
+    _, blocks = rounded("affine2_64")
+    settings = {"group_size": 32, "bits": 4, "layer": {"group_size": None, "bits": 2, "mode": "affine"}}
+    dense = dense_weights(settings, tensors_of("affine2_64", blocks))
+    assert torch.equal(dense["layer.weight"], blocks.rows(torch.float32))
+
+
 def test_a_model_with_dense_layers_only_has_no_settings():
     assert model_settings({}) == {}
 

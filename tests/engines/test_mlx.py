@@ -1,0 +1,30 @@
+"""Exports for MLX in mlx-lm, which has nothing of Rocket installed: logits, greedy tokens, a batch, chat template.
+
+In float32, logits are those of our reconstruction; in bfloat16, in which MLX computes by default, within its rounding.
+"""
+
+import os
+
+import pytest
+import torch
+
+from benchmarks.engine_environments import python_of
+from tests.engines.conftest import PROGRAMS, PROMPTS, agree_on_prompts, agree_on_tokens, answers_of, own_model
+
+pytestmark = pytest.mark.engines
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.15)])
+@pytest.mark.parametrize("size", [1_000_000, 1_600_000, 2_400_000])
+def test_mlx_computes_our_reconstruction(exported, size, dtype, tolerance):
+    folder = exported("mlx", "mlx", target_bytes=size)
+    program = [str(python_of("mlx")), str(PROGRAMS / "run_mlx.py"), str(folder), *PROMPTS, dtype]
+    found = answers_of(program, {**os.environ, "OMP_NUM_THREADS": "1"})
+    agree_on_prompts(folder, found)
+    model = own_model(folder)
+    for ids, logits, *answers in zip(found["ids"], found["logits"], found["tokens"], found["batch"], strict=True):
+        with torch.no_grad():
+            own = model(torch.tensor([ids])).logits[0]
+        assert float((torch.tensor(logits) - own).square().mean().sqrt()) <= tolerance
+        for tokens in answers:
+            agree_on_tokens(model, ids, tokens, 5 * tolerance)
