@@ -1,6 +1,6 @@
 """How much each calibration token counts, by the gradients of the loss."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -65,7 +65,7 @@ class TokenWeights:
         mean, centred, factor = self._regression
         logarithms = (gradients / gradients.mean()).clamp_min(_LEAST).log().to(centred)
         slope = torch.cholesky_solve((centred.T @ (logarithms - logarithms.mean()))[:, None], factor)[:, 0]
-        fitted = torch.cat([(rows - mean) @ slope for rows in self._features()]).mul_(_POWER)
+        fitted = torch.cat([_product(batch, slope) for batch in self._hidden]).sub_(mean @ slope).mul_(_POWER)
         # No more than the largest of those that the prediction is fitted to.
         fitted = fitted.clamp_max_(fitted[-self._measured :].max()).exp_().cpu()
         return fitted[: -self._measured] * (weights.mean() / fitted[-self._measured :].mean())
@@ -73,20 +73,40 @@ class TokenWeights:
     @cached_property
     def _regression(self) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and centred features of the measured tokens, and the Cholesky factor of their ridge regression."""
-        rows = torch.cat(list(self._features()))[-self._measured :]
+        last: list[Tensor] = []
+        for batch in reversed(self._hidden):
+            last.insert(0, _features(batch))
+            if sum(map(len, last)) >= self._measured:
+                break
+        rows = torch.cat(last)[-self._measured :]
         mean = rows.mean(dim=0)
         rows -= mean
         normal = rows.T @ rows
         normal.diagonal().mul_(1 + _RIDGE).add_(_LEAST)
         return mean, rows, torch.linalg.cholesky(normal)
 
-    def _features(self) -> Iterator[Float[Tensor, "rows features"]]:
-        """Yield the features of the tokens of each batch: place in the window, norm and direction of the state."""
-        for batch in self._hidden:
-            windows, length, width = batch.shape
-            places = torch.arange(length, device=batch.device)
-            place = torch.stack([places == 0, places == length - 1, places.log1p(), places.flip(0).log1p()], dim=1)
-            states = batch.reshape(-1, width).float()
-            norms = torch.linalg.vector_norm(states, dim=1, keepdim=True).clamp_min(1e-30)
-            directions = states / norms * width**0.5
-            yield torch.cat([place.float().repeat(windows, 1), norms.log(), directions], dim=1)
+
+def _features(batch: Float[Tensor, "windows tokens width"]) -> Float[Tensor, "rows features"]:
+    """Return the features of tokens: four of the place in the window, then norm and direction of the state."""
+    states, norms = _states(batch)
+    directions = states / norms * states.shape[1] ** 0.5
+    return torch.cat([_places(batch).repeat(len(batch), 1), norms.log(), directions], dim=1)
+
+
+def _product(batch: Float[Tensor, "windows tokens width"], slope: Float[Tensor, " features"]) -> Float[Tensor, " rows"]:
+    """Return the product of the features with a vector, without computing them."""
+    states, norms = _states(batch)
+    place, norm, direction = slope.split([4, 1, states.shape[1]])
+    directions = states @ direction / norms[:, 0] * states.shape[1] ** 0.5
+    return (_places(batch) @ place).repeat(len(batch)) + norms[:, 0].log() * norm + directions
+
+
+def _states(batch: Float[Tensor, "windows tokens width"]) -> tuple[Tensor, Float[Tensor, "rows 1"]]:
+    states = batch.flatten(0, 1).float()
+    return states, torch.linalg.vector_norm(states, dim=1, keepdim=True).clamp_min(1e-30)
+
+
+def _places(batch: Float[Tensor, "windows tokens width"]) -> Float[Tensor, "tokens 4"]:
+    length = batch.shape[1]
+    places = torch.arange(length, device=batch.device)
+    return torch.stack([places == 0, places == length - 1, places.log1p(), places.flip(0).log1p()], dim=1).float()

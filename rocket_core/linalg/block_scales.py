@@ -139,7 +139,7 @@ def _real_scales(groups: _Groups) -> Float[Tensor, "groups d_out"]:
     """Return the best real scale of each group among tries of both signs, each with its least-squares refinement."""
     levels = groups.format.levels
     largest = groups.values.abs().amax(dim=1).clamp_min_(_TINY) / max(-levels[0], levels[-1])
-    best, least = largest.clone(), _no_error(largest)
+    best, least = largest.clone(), _no_errors_yet(largest)
 
     def attempt(tried: Float[Tensor, "groups d_out"]) -> None:
         nonlocal best, least
@@ -179,7 +179,7 @@ def _shared(
     greatest = by_block.gather(1, by_block.abs().argmax(dim=1, keepdim=True))[:, 0]
     best_halves = in_half(greatest / ends[0], groups.format)
     best_integers = torch.ones_like(real)
-    least = _no_error(greatest)
+    least = _no_errors_yet(greatest)
     for integer in dict.fromkeys(round(part * end) for part in _PARTS for end in ends):
         halves = in_half(greatest / integer, groups.format)
         exact = groups.by_group(halves.to(real.dtype))
@@ -222,7 +222,7 @@ def _polished(
     if groups.format.groups_per_block == 1:
         return best
     changes = (-1, 0, 1) if groups.format.has_minima else (0,)
-    least = _no_error(integers)
+    least = _no_errors_yet(integers)
     for change, change_of_minimum in itertools.product((0, -1, 1), changes):
         scale = whole_scales(integers + change, groups.format)
         minimum = best[1] if minima is None else whole_minima(minima + change_of_minimum, groups.format)
@@ -245,7 +245,7 @@ def _real_scales_and_minima(
     span = (high - low).clamp_min_(_TINY)
     total, first, _ = groups.sums
     best, offset = span / most, -low
-    least = _no_error(best)
+    least = _no_errors_yet(best)
     for number in range(_RANGE_TRIES + 1):
         part = 1 + _MOST_BEYOND - (_MOST_SHORT + _MOST_BEYOND) * number / _RANGE_TRIES
         for shift in (0.0, 0.5, 1.0):
@@ -270,5 +270,5 @@ def _real_scales_and_minima(
     return best, offset
 
 
-def _no_error(like: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+def _no_errors_yet(like: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
     return torch.full_like(like, math.inf, dtype=torch.float64)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from rocket_core.calibration.sensitivity import Sensitivity
-from rocket_core.calibration.token_weights import TokenWeights
+from rocket_core.calibration.token_weights import TokenWeights, _features, _product
 
 WIDTH, LENGTH = 12, 16
 
@@ -59,3 +59,8 @@ def test_predicted_weights_are_at_most_the_largest_fitted_one():
 
 def test_a_layer_with_other_rows_than_tokens_counts_all_alike():
     assert weights_of([states(8)], torch.ones(5).bfloat16(), 4 * LENGTH) is None
+
+
+def test_products_with_features_need_no_features():
+    batch, slope = states(3), torch.randn(WIDTH + 5, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(_product(batch, slope), _features(batch) @ slope)
