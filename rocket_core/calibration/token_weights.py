@@ -96,9 +96,10 @@ def _features(batch: Float[Tensor, "windows tokens width"]) -> Float[Tensor, "ro
 def _product(batch: Float[Tensor, "windows tokens width"], slope: Float[Tensor, " features"]) -> Float[Tensor, " rows"]:
     """Return the product of the features with a vector, without computing them."""
     states, norms = _states(batch)
-    place, norm, direction = slope.split([4, 1, states.shape[1]])
+    place, norm, direction = slope[:4], slope[4], slope[5:]
     directions = states @ direction / norms[:, 0] * states.shape[1] ** 0.5
-    return (_places(batch) @ place).repeat(len(batch)) + norms[:, 0].log() * norm + directions
+    product: Tensor = (_places(batch) @ place).repeat(len(batch)) + norms[:, 0].log() * norm + directions
+    return product
 
 
 def _states(batch: Float[Tensor, "windows tokens width"]) -> tuple[Tensor, Float[Tensor, "rows 1"]]:

@@ -16,13 +16,17 @@ from mlx.utils import tree_map
 TOKENS = 12
 
 
+def in_float32(array: mx.array) -> mx.array:
+    """Return an array of bfloat16 in float32, and others as they are."""
+    return array.astype(mx.float32) if array.dtype == mx.bfloat16 else array
+
+
 def main() -> None:
     """Answer both prompts alone and as a batch."""
     folder, *prompts, dtype = sys.argv[1:]
     model, tokenizer = mlx_lm.load(folder)
     if dtype == "float32":
-        single = lambda array: array.astype(mx.float32) if array.dtype == mx.bfloat16 else array  # noqa: E731
-        model.update(tree_map(single, model.parameters()))
+        model.update(tree_map(in_float32, model.parameters()))
     ids = [tokenizer.encode(prompt) for prompt in prompts]
     logits = [np.array(model(mx.array([row])).astype(mx.float32))[0].tolist() for row in ids]
     greedy = [[one.token for one in mlx_lm.stream_generate(model, tokenizer, row, max_tokens=TOKENS)] for row in ids]
