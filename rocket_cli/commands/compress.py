@@ -23,9 +23,10 @@ def compress(
     all_layers: options.Table = False,
     as_json: options.Json = False,
 ) -> None:
-    """Compress MODEL into OUT, without training unless --refine, --preset max or --heal asks for it.
+    """Compress MODEL, a checkpoint or a GGUF file, into OUT.
 
-    Ctrl-C stops after the current layer; the same command with --resume continues from there.
+    Nothing is trained unless --refine, --preset max or --heal asks for it. Ctrl-C stops after the current layer; the
+    same command with --resume continues from there.
     """
     compression.check_target()
     advise = partial(advise_to_resume, output, context.obj or (), "compress", "finished layers are")

@@ -20,6 +20,8 @@ from rocket_core.exports.gguf_mixtures import (
 _SILU, _GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu")
 # Upper bounds, far above those of any model, so that absurd settings take no memory.
 _MOST = {"num_hidden_layers": 4096, "vocab_size": 2**22, "hidden_size": 2**20, "num_attention_heads": 2**16}
+# Blocks of the largest model of a family.
+_LARGEST = {"gemma2": 46, "gemma3": 62}
 # Modules of a block, by their names in transformers and in llama.cpp.
 _ATTENTION = {
     "input_layernorm": "attn_norm",
@@ -82,6 +84,10 @@ class Family:
     equal_heads: bool = False
     mixture: Mixture | None = None
     rounds_yarn: bool = False
+
+    def is_largest(self, layers: int) -> bool:
+        """Return whether a model of so many layers is its family's largest, which has another scale of attention."""
+        return layers == _LARGEST.get(self.arch)
 
 
 _LLAMA = Family(arch="llama", modules=_ATTENTION | _NORMS | _MLP, interleaved=True, biased=True, ropes=("llama3",))
@@ -299,8 +305,7 @@ def _check_windows(config: Mapping[str, Any], family: Family) -> None:
         return
     if config.get("use_bidirectional_attention"):
         raise _refuse("attention in both directions")
-    # The largest model of each family has another scale, which llama.cpp knows by its number of layers.
-    largest = layers == {"gemma2": 46, "gemma3": 62}[family.arch]
+    largest = family.is_largest(layers)
     scale = config["hidden_size"] // config["num_attention_heads"] if largest else head_dim(config)
     if config.get("query_pre_attn_scalar", 256) != scale:
         raise _refuse(f"the attention scale {config.get('query_pre_attn_scalar', 256)}, and llama.cpp takes {scale}")

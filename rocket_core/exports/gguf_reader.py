@@ -26,14 +26,14 @@ def read_weights(path: Path, plan: GgufPlan) -> dict[str, Tensor]:
         for key in plan.keys(stored.name):
             rules = plan.tensor(key)
             assert rules is not None, key
-            found[key] = _restored(values if rules.expert is None else values[rules.expert], rules)
+            found[key] = restored(values if rules.expert is None else values[rules.expert], rules)
     return found
 
 
-def _restored(tensor: Tensor, rules: TensorRules) -> Tensor:
+def restored(tensor: Tensor, rules: TensorRules) -> Tensor:
     """Return a tensor in the order and shape of the checkpoint."""
     if rules.flat:
-        return tensor[None]
+        return tensor.reshape(1, -1)
     order = rules.row_order(len(tensor))
     restored = tensor if order is None else tensor[torch.tensor(order).argsort()]
     return restored - rules.shift if rules.shift else restored

@@ -20,7 +20,7 @@ _SPACE = "▁"
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 # llama.cpp's numbers for types of tokens.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE_TOKEN = 1, 2, 3, 4, 5, 6
+_NORMAL, UNKNOWN, CONTROL, USER_DEFINED, _UNUSED, _BYTE_TOKEN = 1, 2, 3, 4, 5, 6
 # Score of tokens that no merge makes, below those of all that one does.
 _NEVER = -1e9
 
@@ -37,7 +37,7 @@ _GPT4O = (
     rf"|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}"
 )
 # llama.cpp's name of each way of cutting text into words, and whether tokens are looked up before merges.
-_PRE_TOKENIZERS: dict[tuple[tuple[str, ...], bool], str] = {
+PRE_TOKENIZERS: dict[tuple[tuple[str, ...], bool], str] = {
     (("words",), False): "gpt-2",
     (("digits", "words"), False): "smollm",
     ((_LLAMA3,), True): "llama-bpe",
@@ -121,7 +121,7 @@ def _bytes(tokenizer: Mapping[str, Any]) -> dict[str, GgufValue]:
                 cuts.append("digits")
             case other:
                 raise _refusal(f"it cuts text into words by {other}")
-    name = _PRE_TOKENIZERS.get((tuple(cuts), bool(tokenizer["model"].get("ignore_merges"))))
+    name = PRE_TOKENIZERS.get((tuple(cuts), bool(tokenizer["model"].get("ignore_merges"))))
     if not byte_level or name is None:
         raise _refusal(f"it cuts text into words by {' and '.join(cuts) or 'nothing'}, which has no name in llama.cpp")
     return {"tokenizer.ggml.pre": GgufValue("string", name)}
@@ -182,14 +182,14 @@ def _vocabulary(tokenizer: Mapping[str, Any], vocabulary: int) -> tuple[list[str
     for token, number in model["vocab"].items():
         tokens[number] = token
         is_byte = model.get("byte_fallback") and _BYTE.fullmatch(token)
-        types[number] = _UNKNOWN if token == model.get("unk_token") else _BYTE_TOKEN if is_byte else _NORMAL
+        types[number] = UNKNOWN if token == model.get("unk_token") else _BYTE_TOKEN if is_byte else _NORMAL
     for token in added:
         number = token["id"]
-        if number < vocabulary and types[number] != _UNKNOWN:
+        if number < vocabulary and types[number] != UNKNOWN:
             special = token.get("special")
             # Spaces are not replaced in tokens that are found before text is normalized.
             tokens[number] = token["content"] if special else token["content"].replace(_SPACE, " ")
-            types[number] = _CONTROL if special else _USER_DEFINED
+            types[number] = CONTROL if special else USER_DEFINED
     return tokens, types
 
 

@@ -23,7 +23,7 @@ from rocket_core.inspection.checks.preconditions import (
 )
 from rocket_core.inspection.checks.prompts import check_prompt_lengths, check_prompts, check_tasks
 from rocket_core.inspection.files.dataset_names import local_path_of
-from rocket_core.inspection.files.model_advice import advice_on_folder, advice_on_path
+from rocket_core.inspection.files.model_advice import advice_on_folder, advice_on_path, is_gguf_file
 from rocket_core.inspection.files.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder
 from rocket_core.inspection.files.safetensors_headers import local_weight_files, read_header
 from rocket_core.inspection.headers.coded_tensors import coded_format
@@ -59,7 +59,7 @@ def check_request(
     """Raise the error that a compression would end with, as far as names, config.json and headers tell.
 
     Args:
-        model: path of a folder, or repository id `namespace/name`, which is not looked up.
+        model: path of a folder or of a GGUF file, or repository id `namespace/name`; only folders are looked into.
         config: the compression.
         revision: branch, tag or commit of a repository.
         file_size: bytes of the GGUF file of a dense model; None leaves a bound on that.
@@ -73,7 +73,7 @@ def check_request(
     folder = Path(model).expanduser()
     if folder.is_dir():
         _inspect_folder(folder, config, revision, file_size)
-    else:
+    elif not is_gguf_file(folder):
         check_is_repository(model, revision)
 
 
@@ -137,7 +137,7 @@ def inspect_model(
 
 def has_no_revision(folder: Path, revision: str) -> ModelNotFoundError:
     """Return the error for a revision of a model that is not on the Hub."""
-    return ModelNotFoundError(f"{folder} is a local folder and has no revision {revision!r}; leave revision out")
+    return ModelNotFoundError(f"{folder} is local and has no revision {revision!r}; leave revision out")
 
 
 def check_settings(settings: Mapping[str, Any], config: CompressionConfig, model: str) -> None:

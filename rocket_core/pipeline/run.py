@@ -37,7 +37,7 @@ from rocket_core.pipeline.requirements import check_needed, decoded_target
 from rocket_core.pipeline.run_coverage import coverage_of_run
 from rocket_core.pipeline.stages.artifact_size import unallocated_bytes
 from rocket_core.pipeline.stages.compress import compress_layers
-from rocket_core.pipeline.stages.download import obtain_model
+from rocket_core.pipeline.stages.download import obtained_model
 from rocket_core.pipeline.stages.evaluate import measure
 from rocket_core.pipeline.stages.export import export_reports, write_export
 from rocket_core.pipeline.stages.healing.layers import heal_layers, healing_passes
@@ -75,7 +75,7 @@ def compress(
     `output/.rocket-work` until the artifacts are complete.
 
     Args:
-        model: folder of a checkpoint, repository id on the Hub, or a model that was found with `find_model`.
+        model: folder of a checkpoint, GGUF file, repository id on the Hub, or a model that was found with `find_model`.
         output: output folder; created if needed.
         config: all settings.
         revision: branch, tag or commit of a repository.
@@ -100,8 +100,10 @@ def compress(
         raise InvalidConfigError("specify a ratio, a target size in bytes (target_bytes) or bits per weight (bits)")
     if not resume:
         check_unused(output, config.export)
-    with _open_run(output, config, observer, meter, download) as (work, monitor):
-        source = _find_source(model, revision, hub, config, monitor)
+    with (
+        _open_run(output, config, observer, meter, download) as (work, monitor),
+        obtained_model(model, output, revision, hub, config, monitor) as source,
+    ):
         with monitor.stage("preflight"):
             with offline():
                 run = prepare_run(source, config)
@@ -159,8 +161,10 @@ def profile_model(
         raise InvalidConfigError(f"method {config.method} allocates nothing and needs no profile: compress the model")
     if config.target is not None:
         raise InvalidConfigError("a profile is for every ratio and size; leave the target out")
-    with _open_run(output, config, observer, meter, download) as (work, monitor):
-        source = _find_source(model, revision, hub, config, monitor)
+    with (
+        _open_run(output, config, observer, meter, download) as (work, monitor),
+        obtained_model(model, output, revision, hub, config, monitor) as source,
+    ):
         with monitor.stage("preflight"):
             with offline():
                 run = prepare_run(source, config)
@@ -174,12 +178,6 @@ def profile_model(
         monitor.observer.on_costs(monitor.costs.stages)
         work.remove()
         return profile
-
-
-def _find_source(
-    model: str | ModelSource, revision: str | None, hub: HubAccess, config: CompressionConfig, monitor: Monitor
-) -> ModelSource:
-    return model if isinstance(model, ModelSource) else obtain_model(model, revision, hub, config, monitor)
 
 
 @contextmanager

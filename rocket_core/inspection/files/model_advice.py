@@ -17,6 +17,11 @@ WEIGHT_SUFFIXES = frozenset({".gguf", ".safetensors", *_PYTORCH_SUFFIXES})
 """Suffixes of files that people take for models."""
 
 
+def is_gguf_file(path: Path) -> bool:
+    """Return whether a path is a file that a compression turns into a checkpoint."""
+    return path.suffix.lower() == ".gguf" and path.is_file()
+
+
 def advice_on_version(written: object, installed: str) -> str:
     """Return what to do if a config.json was written by a later transformers than the installed one."""
     of_file, of_package = (
@@ -37,7 +42,7 @@ def advice_on_contents(names: Collection[str]) -> str:
     if ".gguf" in suffixes:
         return (
             "it holds GGUF files, whose weights are already quantized; give the original transformers checkpoint, "
-            "and `--for llama.cpp` to get a GGUF file"
+            "and `--for llama.cpp` to get a GGUF file. Without the original, `rocket compress FILE.gguf OUT` reads one"
         )
     if ".safetensors" in suffixes:
         return "it holds weights alone; add the config.json and the tokenizer of the model that they belong to"

@@ -1,12 +1,21 @@
-"""The model of a run: a local folder, or a download from the Hub."""
+"""The model of a run: a local folder, a download from the Hub, or a checkpoint that is made from a GGUF file."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rocket_core.checkpoint import ModelSource, find_model
 from rocket_core.checkpoint.download import download_model
 from rocket_core.config import CompressionConfig
+from rocket_core.exports.gguf_checkpoint import write_gguf_checkpoint
 from rocket_core.hub.repository import HubAccess
+from rocket_core.hub.requests import has_no_revision
+from rocket_core.inspection.files.model_advice import is_gguf_file
 from rocket_core.pipeline.progress import Monitor
+
+# Within the output folder, while the run lasts.
+_ORIGINAL = ".rocket-original"
 
 
 def obtain_model(
@@ -29,3 +38,60 @@ def obtain_model(
         return find_model(model, revision)
     with monitor.stage("downloading"):
         return download_model(model, revision, hub=hub, config=config, on_step=monitor.step, check=monitor.check)
+
+
+@contextmanager
+def obtained_model(
+    model: str | ModelSource,
+    output: Path,
+    revision: str | None,
+    hub: HubAccess,
+    config: CompressionConfig,
+    monitor: Monitor,
+) -> Iterator[ModelSource]:
+    """Yield a model, after downloading it if it is on the Hub, or turning a GGUF file into a checkpoint.
+
+    Args:
+        model: path of a folder or of a GGUF file, repository id, or a model that was found.
+        output: the output folder, in which the checkpoint of a GGUF file is kept until the end.
+        revision: branch, tag or commit of a repository.
+        hub: credentials and cache directory for Hub access.
+        config: the compression that the model's headers must allow.
+        monitor: notified of the progress.
+
+    Raises:
+        RocketError: see `find_model` and `write_gguf_checkpoint`.
+        CompressionCancelledError: the caller has cancelled the run.
+    """
+    if isinstance(model, ModelSource):
+        yield model
+        return
+    path = Path(model).expanduser()
+    if not is_gguf_file(path):
+        yield obtain_model(model, revision, hub, config, monitor)
+        return
+    if revision is not None:
+        raise has_no_revision(path, revision)
+    with _original_of(path, output, monitor) as source:
+        yield source
+
+
+@contextmanager
+def _original_of(file: Path, output: Path, monitor: Monitor) -> Iterator[ModelSource]:
+    """Yield the checkpoint that is made from a GGUF file, and remove it at the end."""
+    folder, is_new = output / _ORIGINAL, not output.exists()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        with monitor.stage("preflight"):
+            stored = write_gguf_checkpoint(file, folder, on_tensor=lambda _key: monitor.check())
+        monitor.observer.on_warning(
+            f"{file.name} is already quantized ({stored}): errors of that remain, and are not in the measured quality; "
+            "sizes and ratios count against its weights in 16 bits. Better start from the original checkpoint"
+        )
+        yield ModelSource(name=file.name, folder=folder.resolve(), commit=None)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):
+                output.rmdir()

@@ -9,7 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import rocket_core.hf  # noqa: F401 - registers the format of artifacts
+from tests.reference import gguf_models
 from tests.reference.few_bit_models import save_few_bits
+from tests.rocket_core.exports.test_gguf_engine import export
 
 SMALL = ("--samples", "6", "--sequence-length", "32", "--device", "cpu", "--json")
 
@@ -37,3 +39,26 @@ def test_a_size_larger_than_the_original_is_nothing_to_do(rocket: Callable, tmp_
     outcome = rocket("compress", folder, tmp_path / "out", "--size", "90kB", *SMALL)
     assert (outcome.code, (tmp_path / "out").exists()) == (2, False)
     assert "nothing is to be done: the model takes" in outcome.err
+
+
+def test_a_gguf_file_becomes_a_model_of_a_size(rocket: Callable, tmp_path: Path) -> None:
+    gguf_models.save("llama", tmp_path / "original", hidden_size=256, intermediate_size=256)
+    export(tmp_path / "original", tmp_path / "model.gguf", choose=lambda _key, _shape: "Q8_0")
+    output = tmp_path / "out"
+    outcome = rocket("compress", tmp_path / "model.gguf", output, "--size", "800kB", *SMALL[:-1])
+    assert outcome.code == 0, outcome.err
+    assert "model.gguf is already quantized (GGUF, mostly Q8_0, 8.5" in outcome.err
+    assert sorted(path.name for path in output.iterdir()) == ["report.html", "report.json", "rocket"]
+    model, report = AutoModelForCausalLM.from_pretrained(output / "rocket", output_loading_info=True)
+    assert not any(report.values())
+    assert model.generate(torch.arange(8)[None] + 100, max_new_tokens=4, do_sample=False).shape == (1, 12)
+
+
+def test_a_gguf_file_that_is_not_read_leaves_nothing(rocket: Callable, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    outcome = rocket("compress", tmp_path / "model.gguf", tmp_path / "out", "--ratio", "0.3", *SMALL)
+    assert (outcome.code, "damaged" in outcome.err, (tmp_path / "out").exists()) == (6, True, False)
+    outcome = rocket("compress", tmp_path / "model.gguf", tmp_path / "out", "--ratio", "0.3", "--revision", "main")
+    assert "is local and has no revision 'main'" in outcome.err
+    outcome = rocket("compress", tmp_path / "modl.gguf", tmp_path / "out", "--ratio", "0.3")
+    assert (outcome.code, "modl.gguf" in outcome.err) == (3, True)

@@ -8,12 +8,19 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import rocket_core.hf  # noqa: F401 - registers the format of artifacts
-from rocket_core.errors import AlreadyQuantizedError, CorruptCheckpointError, InfeasibleBudgetError
+from rocket_core.errors import (
+    AlreadyQuantizedError,
+    CompressionCancelledError,
+    CorruptCheckpointError,
+    InfeasibleBudgetError,
+)
 from rocket_core.hub.requests import check_request
 from rocket_core.pipeline import Observer, compress
 from tests.reference import gguf_models
 from tests.reference.few_bit_models import code_fp8, describe, save_few_bits
+from tests.reference.observers import Watch
 from tests.reference.tiny_mixtures import inputs
+from tests.rocket_core.exports.test_gguf_engine import export
 
 FAST = {"ratio": None, "preset": "fast", "sensitivity_samples": 4, "export": ("rocket",)}
 
@@ -137,3 +144,17 @@ def test_a_description_of_other_weights_is_refused(tmp_path, settings):
     describe(folder, quantization_config={"quant_method": "mxfp4"})
     with pytest.raises(AlreadyQuantizedError, match=r"no weight as its config\.json says \(mxfp4\)"):
         compress(str(folder), tmp_path / "out", settings())
+
+
+def test_a_gguf_file_is_resumed_to_the_same_bytes(tmp_path, settings):
+    gguf_models.save("llama", tmp_path / "original", hidden_size=256, intermediate_size=256)
+    export(tmp_path / "original", tmp_path / "model.gguf", choose=lambda _key, _shape: "Q4_K")
+    given, config = str(tmp_path / "model.gguf"), settings(**FAST | {"ratio": 0.3})
+    compress(given, tmp_path / "whole", config)
+    steps = iter(range(10**9))
+    with pytest.raises(CompressionCancelledError):
+        compress(given, tmp_path / "parts", config, observer=Watch(should_cancel=lambda: next(steps) == 60))
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == [".rocket-work"]
+    compress(given, tmp_path / "parts", config, resume=True)
+    whole, parts = ((tmp_path / name / "rocket" / "model.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
