@@ -58,7 +58,7 @@ class TensorEntry(TensorHeader):
             while left:
                 chunk = stream.read(min(left, _CHUNK_BYTES))
                 if not chunk:
-                    raise CorruptCheckpointError(f"{self.file} ends inside tensor {self.key!r}; fetch the file again")
+                    raise self._ends()
                 left -= len(chunk)
                 yield chunk
 
@@ -74,8 +74,21 @@ class TensorEntry(TensorHeader):
 
     def read_as(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the tensor, given the dtype that its own is in torch, on the CPU."""
-        data = bytearray().join(self.chunks())
-        return torch.frombuffer(data, dtype=dtype).reshape(self.shape) if data else torch.empty(self.shape, dtype=dtype)
+        found = torch.empty(self.shape, dtype=dtype)
+        self._read_into(found.flatten().view(torch.uint8).numpy().data)
+        return found
+
+    def _read_into(self, data: memoryview) -> None:
+        with self.file.open("rb", buffering=0) as stream:
+            stream.seek(self.start)
+            while data:
+                count = stream.readinto(data)
+                if not count:
+                    raise self._ends()
+                data = data[count:]
+
+    def _ends(self) -> CorruptCheckpointError:
+        return CorruptCheckpointError(f"{self.file} ends inside tensor {self.key!r}; fetch the file again")
 
     def row(self, index: int, key: str) -> "TensorEntry":
         """Return the location of a part of the first axis, under another name."""
@@ -127,7 +140,12 @@ class DecodedEntry(TensorEntry):
         Raises:
             CorruptCheckpointError: its tensors do not fit together.
         """
-        return self.read_as(DTYPES[self.dtype]) if len(self.shape) > 2 else self._decoded()
+        if len(self.shape) <= 2:
+            return self._decoded()
+        found = torch.empty(self.shape, dtype=DTYPES[self.dtype])
+        for index, expert in enumerate(found):
+            expert.copy_(self.row(index, self.key).read())
+        return found
 
     def row(self, index: int, key: str) -> TensorEntry:
         """Return the weight of one expert, under another name."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from rocket_core.linalg.blocked_factors import factor_in_place, invert_triangle_in_place
 from rocket_core.linalg.code_grids import Grid, RoundedT
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, by_group, search_scales
-from rocket_core.linalg.kernels import ROUNDING_BLOCK, for_device
+from rocket_core.linalg.kernels import for_device
 from rocket_core.linalg.kernels.rate import Rate
 from rocket_core.linalg.least_squares import UnitGram, output_errors
 from rocket_core.sizes.code_format import CodeFormat
@@ -150,8 +150,8 @@ def gptq(
     rest = scales.shifted(weight)[order]
     steps = scales.by_input(len(weight), weight.dtype)[order]
     codes = torch.empty_like(rest)
-    for begin in range(0, len(rest), ROUNDING_BLOCK):
-        block = slice(begin, begin + ROUNDING_BLOCK)
+    for begin in range(0, len(rest), kernels.BLOCK):
+        block = slice(begin, begin + kernels.BLOCK)
         errors = kernels.round_block(rest[block], codes[block], factor[block, block], steps[block], scales.levels, rate)
         rest[block.stop :].addmm_(factor[block, block.stop :].mT, errors, alpha=-1)
     stored = torch.empty_like(codes, dtype=torch.int8)

@@ -18,15 +18,18 @@ from rocket_core.linalg.kernels.tries import Tries
 GPUS = {"cuda", "xpu"}
 """Types of devices that Triton compiles for."""
 
-ROUNDING_BLOCK = 64
-"""Inputs that are rounded before the others are corrected for their errors by one matrix product."""
-
 
 @runtime_checkable
 class Kernels(Protocol):
-    """One implementation of the loops."""
+    """One implementation of the loops.
+
+    Attributes:
+        NAME: its name.
+        BLOCK: inputs that it rounds before the others are corrected for their errors by one matrix product.
+    """
 
     NAME: str
+    BLOCK: int
 
     def round_block(
         self,

@@ -19,6 +19,7 @@ from rocket_core.linalg.kernels.rate import Rate
 from rocket_core.linalg.kernels.tries import Tries
 
 NAME = "numba"
+BLOCK = 64
 
 # Columns of a block that the fastest cache holds.
 _TILE = 64

@@ -1,4 +1,4 @@
-"""The loops for GPUs, in Triton: a program visits a block of inputs of some columns, which stay in its registers."""
+"""The loops for GPUs, in Triton: a program visits the inputs of some columns, of which its registers hold a tile."""
 
 import torch
 import triton
@@ -10,12 +10,15 @@ from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.kernels.rate import Rate
 from rocket_core.linalg.kernels.reference import best_scales, code_moments
 
-__all__ = ["NAME", "best_scales", "code_moments", "descend", "round_block"]
+__all__ = ["BLOCK", "NAME", "best_scales", "code_moments", "descend", "round_block"]
 
 NAME = "triton"
+# Each launch takes the host longer than the device needs for few inputs.
+BLOCK = 1024
 
-_BLOCK = 64
+_TILE = 64
 _COLUMNS = 16
+_WARPS = 4
 # Sweeps after which the host asks whether codes still change.
 _ASKED = 4
 
@@ -49,7 +52,7 @@ def descend(
     choice = _Choice(levels, rate, codes)
     ordered = matrix[order][:, order]
     own, rows, sizes = codes[order], slope[order], steps[order]
-    bounds = [(begin, min(begin + _BLOCK, len(own))) for begin in range(0, len(own), _BLOCK)]
+    bounds = [(begin, min(begin + BLOCK, len(own))) for begin in range(0, len(own), BLOCK)]
     blocks = [ordered[begin:end, begin:end].contiguous() for begin, end in bounds]
     for sweep in range(sweeps):
         before = own.clone() if sweep % _ASKED == _ASKED - 1 else None
@@ -95,10 +98,49 @@ def _launch(
         levels=choice.levels,
         rated=choice.rated,
         descends=descends,
-        block=_BLOCK,
+        limit=BLOCK,
+        block=_TILE,
         width=_COLUMNS,
-        num_warps=2,
+        num_warps=_WARPS,
     )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _best(  # type: ignore[no-untyped-def]  # noqa: ANN202
+    ideal,  # noqa: ANN001
+    old,  # noqa: ANN001
+    pivot,  # noqa: ANN001
+    price,  # noqa: ANN001
+    table,  # noqa: ANN001
+    lengths,  # noqa: ANN001
+    least,  # noqa: ANN001
+    largest,  # noqa: ANN001
+    levels: tl.constexpr,
+    rated: tl.constexpr,
+    descends: tl.constexpr,
+):
+    """Return the best code of an input, of each column."""
+    if levels == 0:
+        # Half to even, as torch rounds.
+        best = tl.floor(ideal + 0.5)
+        best = tl.where((best - ideal == 0.5) & (2.0 * tl.floor(best * 0.5) != best), best - 1.0, best)
+        best = tl.minimum(tl.maximum(best, least), largest)
+    else:
+        best = tl.zeros_like(ideal) + tl.load(table)
+        for level in tl.static_range(1, levels):
+            upper = tl.load(table + level)
+            best = tl.where(2.0 * ideal > tl.load(table + level - 1) + upper, upper, best)
+    if rated:
+        bit = price / pivot if descends else price * pivot * pivot
+        sign = tl.where(best > 0, 1.0, tl.where(best < 0, -1.0, 0.0))
+        inner = best - sign
+        cost = tl.load(lengths + best.to(tl.int32) + 127) * bit + (ideal - best) * (ideal - best)
+        other = tl.load(lengths + inner.to(tl.int32) + 127) * bit + (ideal - inner) * (ideal - inner)
+        best = tl.where(other < cost, inner, best)
+        if descends:
+            kept = tl.load(lengths + old.to(tl.int32) + 127) * bit + (ideal - old) * (ideal - old)
+            best = tl.where(kept < tl.minimum(cost, other), old, best)
+    return best
 
 
 # Compiled once for all shapes.
@@ -119,10 +161,11 @@ def _visit(  # type: ignore[no-untyped-def]  # noqa: ANN202
     levels: tl.constexpr,
     rated: tl.constexpr,
     descends: tl.constexpr,
+    limit: tl.constexpr,
     block: tl.constexpr,
     width: tl.constexpr,
 ):
-    """Visit a block of inputs of some columns.
+    """Visit the inputs of some columns.
 
     Rounding: `rows` is what is left of the weight, `matrix` the factor, `out` gets the errors. Descent: `rows` is the
     slope, `matrix` G, `out` gets what was added to the rounded weight, and `codes` are read first.
@@ -130,49 +173,44 @@ def _visit(  # type: ignore[no-untyped-def]  # noqa: ANN202
     place = tl.arange(0, block)
     column = tl.program_id(0) * width + tl.arange(0, width)
     inside = column < columns
-    where = place[:, None] * columns + column[None, :]
-    mask = (place[:, None] < size) & inside[None, :]
-    tile = tl.load(rows + where, mask=mask, other=0.0)
-    step = tl.load(steps + where, mask=mask, other=1.0)
-    code = tl.load(codes + where, mask=mask, other=0.0) if descends else tl.zeros_like(tile)
-    result = tl.zeros_like(tile)
     price = tl.load(worth + column, mask=inside, other=0.0) if rated else 0.0
-    for i in range(block):
-        own = place[:, None] == i
-        line = tl.load(matrix + i * size + place, mask=(place < size) & (i < size), other=0.0)
-        pivot = tl.load(matrix + i * size + i, mask=i < size, other=1.0)
-        value = tl.sum(tl.where(own, tile, 0.0), axis=0)
-        unit = tl.sum(tl.where(own, step, 0.0), axis=0)
-        old = tl.sum(tl.where(own, code, 0.0), axis=0)
-        part = old + value / (pivot * unit) if descends else value / unit
-        if levels == 0:
-            # Half to even, as torch rounds.
-            best = tl.floor(part + 0.5)
-            best = tl.where((best - part == 0.5) & (2.0 * tl.floor(best * 0.5) != best), best - 1.0, best)
-            best = tl.minimum(tl.maximum(best, least), largest)
-        else:
-            best = tl.zeros_like(part) + tl.load(table)
-            for level in tl.static_range(1, levels):
-                upper = tl.load(table + level)
-                best = tl.where(2.0 * part > tl.load(table + level - 1) + upper, upper, best)
-        if rated:
-            bit = price / pivot if descends else price * pivot * pivot
-            sign = tl.where(best > 0, 1.0, tl.where(best < 0, -1.0, 0.0))
-            inner = best - sign
-            cost = tl.load(lengths + best.to(tl.int32) + 127) * bit + (part - best) * (part - best)
-            other = tl.load(lengths + inner.to(tl.int32) + 127) * bit + (part - inner) * (part - inner)
-            best = tl.where(other < cost, inner, best)
-            if descends:
-                kept = tl.load(lengths + old.to(tl.int32) + 127) * bit + (part - old) * (part - old)
-                best = tl.where(kept < tl.minimum(cost, other), old, best)
-        if descends:
-            moved = (best - old) * unit
-            tile -= line[:, None] * moved[None, :]
-            result = tl.where(own, result + moved[None, :], result)
-        else:
-            error = (value - best * unit) / pivot
-            tile = tl.where(place[:, None] > i, tile - line[:, None] * error[None, :], tile)
-            result = tl.where(own, error[None, :], result)
-        code = tl.where(own, best[None, :], code)
-    tl.store(codes + where, code, mask=mask)
-    tl.store(out + where, result, mask=mask)
+    # Triton's interpreter takes no bounds of loops that are arguments.
+    for begin in range(0, limit, block):
+        if begin < size:
+            rest = size - begin
+            where = (begin + place)[:, None] * columns + column[None, :]
+            mask = (place[:, None] < rest) & inside[None, :]
+            tile = tl.load(rows + where, mask=mask, other=0.0)
+            for start in range(0, begin, width):
+                # What inputs of earlier tiles change; more at once would not fit in the registers.
+                earlier = start + tl.arange(0, width)
+                lines = matrix + earlier[:, None] * size + (begin + place)[None, :]
+                part = tl.load(lines, mask=place[None, :] < rest, other=0.0)
+                changes = tl.load(out + earlier[:, None] * columns + column[None, :], mask=inside[None, :], other=0.0)
+                tile -= tl.dot(tl.trans(part), changes, input_precision="ieee", out_dtype=tile.dtype)
+            step = tl.load(steps + where, mask=mask, other=1.0)
+            code = tl.load(codes + where, mask=mask, other=0.0) if descends else tl.zeros_like(tile)
+            result = tl.zeros_like(tile)
+            own_matrix = matrix + begin * size + begin
+            for i in range(block):
+                own = place[:, None] == i
+                line = tl.load(own_matrix + i * size + place, mask=(place < rest) & (i < rest), other=0.0)
+                pivot = tl.load(own_matrix + i * size + i, mask=i < rest, other=1.0)
+                value = tl.sum(tl.where(own, tile, 0.0), axis=0)
+                unit = tl.sum(tl.where(own, step, 0.0), axis=0)
+                old = tl.sum(tl.where(own, code, 0.0), axis=0)
+                ideal = old + value / (pivot * unit) if descends else value / unit
+                best = _best(ideal, old, pivot, price, table, lengths, least, largest, levels, rated, descends)
+                if descends:
+                    moved = (best - old) * unit
+                    tile -= line[:, None] * moved[None, :]
+                    result = tl.where(own, result + moved[None, :], result)
+                else:
+                    error = (value - best * unit) / pivot
+                    tile = tl.where(place[:, None] > i, tile - line[:, None] * error[None, :], tile)
+                    result = tl.where(own, error[None, :], result)
+                code = tl.where(own, best[None, :], code)
+            tl.store(codes + where, code, mask=mask)
+            tl.store(out + where, result, mask=mask)
+            # Other threads of this program read them for the next tile.
+            tl.debug_barrier()

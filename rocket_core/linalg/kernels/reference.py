@@ -9,9 +9,8 @@ from rocket_core.linalg.kernels.rate import LARGEST_CODE, Rate
 from rocket_core.linalg.kernels.tries import Tries
 
 NAME = "torch"
+BLOCK = 64
 
-# Inputs that are visited before the slope of the others is corrected by one matrix product.
-_BLOCK = 64
 # Numbers that are rounded at once to several scales, as small layers take no longer with many than with few.
 _TRIED_AT_ONCE = 2**18
 
@@ -47,8 +46,8 @@ def descend(
     """See `Kernels.descend`."""
     for _ in range(sweeps):
         changed = False
-        for begin in range(0, len(order), _BLOCK):
-            block = order[begin : begin + _BLOCK]
+        for begin in range(0, len(order), BLOCK):
+            block = order[begin : begin + BLOCK]
             rows, own = slope[block], matrix[block][:, block]
             before, size = codes[block], steps[block]
             after = before.clone()

@@ -17,6 +17,7 @@ from rocket_core.linalg.kernels import reference
 from rocket_core.sizes.block_types import BLOCK_FORMATS
 from rocket_core.sizes.code_format import CodeFormat
 from tests.rocket_core.linalg.test_rounding import random_layer
+from tests.sampling import sweep
 
 BLOCK_TYPES = ("IQ4_NL", "Q4_K", "Q8_0")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -118,7 +119,8 @@ INTERPRETED = """
 import torch
 from tests.rocket_core.linalg.kernels.test_kernels import assert_same, codes_by, random_layer
 from rocket_core.linalg.kernels import on_gpu, reference
-for shape, dtype in (((70, 5), torch.float32), ((20, 18), torch.float64)):
+on_gpu.BLOCK = 128  # two tiles to a launch
+for shape, dtype in (((150, 5), torch.float32), ((20, 18), torch.float64)):
     weight, gram = random_layer(*shape, dtype=dtype)
     assert_same(codes_by(on_gpu, weight, gram), codes_by(reference, weight, gram))
 """
@@ -132,7 +134,7 @@ def test_triton_computes_the_codes_of_the_reference():
 
 @pytest.mark.gpu
 @DTYPES
-@pytest.mark.parametrize("shape", [(1, 3), (70, 5), (256, 65)])
+@pytest.mark.parametrize("shape", sweep([((1, 3),), ((70, 5),), ((256, 65),)], soak=[((1100, 20),)]))
 def test_an_accelerator_computes_the_codes_of_the_reference(shape, dtype):
     device = torch.accelerator.current_accelerator()
     weight, gram = random_layer(*shape, dtype=dtype)
