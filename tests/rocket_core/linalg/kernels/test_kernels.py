@@ -113,6 +113,17 @@ def test_other_devices_compute_with_torch():
     assert kernels.for_device(torch.device("meta")) is reference
 
 
+def test_names_are_recorded_in_all_open_blocks():
+    with kernels.recorded_names() as outer:
+        with kernels.recorded_names() as inner, kernels.recorded_names() as same:
+            kernels.for_device(torch.device("meta"))
+            assert inner == same == {"torch"}
+        kernels.for_device(torch.device("cpu"))
+        assert inner == {"torch"}
+    kernels.for_device(torch.device("cpu"))
+    assert outer == {"torch", "numba"}
+
+
 # Interpreted, as the variable is read when Triton is imported.
 INTERPRETED = """
 import torch
