@@ -65,9 +65,9 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
     multiples = [2 ** (half_octave / _PER_OCTAVE) for half_octave in range(first, first + _MOST_CANDIDATES)]
     for multiple, largest in zip(multiples, largest_scales(sample.weight, steps, multiples), strict=True):
         target = RateTarget.of(sample.weight, steps, sample.importance, multiple, largest=largest)
-        rounded = round_for_rate(sample.weight, sample.gram, target)
+        rounded, errors = round_for_rate(sample.weight, sample.gram, target)
         # What a GPU is waited for, at once.
-        squares, counts = sample.squares_of(rounded), byte_counts(rounded.codes.T.reshape(-1))
+        squares, counts = sample.squares_of(rounded, errors), byte_counts(rounded.codes.T.reshape(-1))
         error, distance, *found = torch.cat([squares, counts.to(squares)]).tolist()
         occurring = [int(count) for count in found]
         size = math.ceil(bytes_from_counts(occurring) * d_out / len(sample.outputs)) + scale_bytes
@@ -149,7 +149,7 @@ class _Search:
     def _round(self, octaves: float, codes: Tensor, *, sweeps: int) -> tuple[RoundedWeight, int]:
         """Return the rounding for c = 2^octaves, given similar codes, and its bytes; about, without sweeps."""
         target = RateTarget.of(self._weight, self._steps, self._importance, 2**octaves, like=codes)
-        rounded = round_for_rate(self._weight, self._gram, target)
+        rounded, _ = round_for_rate(self._weight, self._gram, target)
         rounded = improve_for_rate(self._weight, self._gram, rounded, target.worth, sweeps=sweeps)
         if not sweeps:
             return rounded, expected_bytes(rounded.codes)
