@@ -44,6 +44,9 @@ _SWEEPS = 2
 # The search starts with roundings without sweeps, until their bytes are near the aim.
 _ROUGHLY = 0.01
 _ROUGH_TRIES = 3
+# Part of its bytes that a layer then loses: by sweeps, and as streams are shorter than expected. With it 22 of 30
+# layers of SmolLM2-135M at 2.5 and 4 bits have the bytes asked for after one try with sweeps, without it 8.
+_LOST = 0.0012
 _TRIES = 6
 _ENTROPY_TRIES = 4
 
@@ -125,13 +128,14 @@ class _Search:
         """Return the rounding with the most bytes within the bound, of those that were tried."""
         octaves = _octaves_for(self._weight / self._steps, 8 * self._aim / self._weight.numel())
         codes = round_each(self._weight, scales_for(self._weight, 2**octaves * self._steps)).codes
-        root = self._root()
+        aim = self._aim * (1 + _LOST)
+        root = self._root(aim)
         for _ in range(_ROUGH_TRIES):
             rounded, size = self._round(octaves, codes, sweeps=0)
             codes, octaves = rounded.codes, root.after(octaves, size)
-            if abs(size - self._aim) < _ROUGHLY * self._aim:
+            if abs(size - aim) < _ROUGHLY * aim:
                 break
-        root = self._root()
+        root = self._root(self._aim)
         most, best = -1, None
         for tries in itertools.count():
             if best is not None and (tries >= _TRIES or most >= self._most * (1 - _SLACK)):
@@ -143,8 +147,8 @@ class _Search:
             octaves = root.after(octaves, size)
         raise AssertionError
 
-    def _root(self) -> "_Root":
-        return _Root(self._aim, self._weight.numel() / 8)
+    def _root(self, aim: float) -> "_Root":
+        return _Root(aim, self._weight.numel() / 8)
 
     def _round(self, octaves: float, codes: Tensor, *, sweeps: int) -> tuple[RoundedWeight, int]:
         """Return the rounding for c = 2^octaves, given similar codes, and its bytes; about, without sweeps."""
