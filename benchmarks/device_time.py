@@ -28,7 +28,7 @@ from benchmarks.scale.weights import make_model
 from rocket_core.calibration import grams
 from rocket_core.config import compression_config
 from rocket_core.layers import code_stream
-from rocket_core.linalg import integer_codes, pruning, rounding
+from rocket_core.linalg import integer_codes, pruning
 from rocket_core.linalg.kernels import on_gpu
 from rocket_core.methods import layer_problem, sampled_outputs, sparse
 from rocket_core.pipeline import Observer, Progress, compress
@@ -41,8 +41,7 @@ _EXPERTS = (4, 8)
 # Constants of the library by the power of a length that they are.
 _CONSTANTS: Mapping[int, Mapping[Any, Sequence[str]]] = {
     1: {
-        rounding: ["ROUNDING_BLOCK"],
-        on_gpu: ["_BLOCK"],
+        on_gpu: ["BLOCK"],
         pruning: ["_WIDE_FROM"],
         sparse: ["_SAMPLED_OUTPUTS", "_ROUGHLY_SAMPLED"],
         sampled_outputs: ["_SAMPLED_OUTPUTS", "_MOST_SAMPLED", "OUTPUTS_AT_ONCE"],
@@ -70,7 +69,7 @@ class Device:
         memory: bytes of its memory read or written in a second.
         up, down: bytes copied to the device from pageable memory, and from it to pinned memory.
         eigh: seconds for eigenvectors of 8,192 rows in float64 and float32, which are cubic in rows; of a row at least.
-        kernel: seconds of a kernel in Triton that visits a block of inputs.
+        kernel: seconds of a kernel in Triton that visits `on_gpu.BLOCK` inputs.
         cores: of the host.
         launch, wait: seconds of the host for an operation, and for a value that it asks for.
     """

@@ -133,7 +133,7 @@ def compare_models(
     """Measure two models on the same text and tasks.
 
     Takes memory for one model, the logits of one batch (256 MiB or those of one window) and the float64 copies of a
-    chunk of tokens (192 MiB), and disk space for the dense model's logits.
+    chunk of tokens (`copied_bytes`), and disk space for the dense model's logits.
 
     Args:
         dense: the dense model.

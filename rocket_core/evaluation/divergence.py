@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-# Memory for two distributions and their difference, in float64, during a comparison.
-_CHUNK_BYTES = 192 * 2**20
+from rocket_core.evaluation.windows import copied_bytes
+
+# Distributions of both models, and their difference.
 _TENSORS = 3
 
 
@@ -37,7 +38,7 @@ def token_divergence(
     dense: Float[Tensor, "tokens vocabulary"],
     compressed: Float[Tensor, "tokens vocabulary"],
     *,
-    chunk_bytes: int = _CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> DivergenceSum:
     """Compute the Kullback-Leibler divergence of a compressed model's next-token distributions from the dense model's.
 
@@ -47,19 +48,21 @@ def token_divergence(
     Args:
         dense: finite logits of the dense model.
         compressed: finite logits of the compressed model for the same tokens, on the same device.
-        chunk_bytes: upper bound on the float64 copies of a chunk of tokens; a chunk has at least one token.
+        chunk_bytes: upper bound on the float64 copies of a chunk of tokens, which has at least one; None for
+            `copied_bytes`.
 
     Returns:
         Sums over the tokens.
     """
     tokens, vocabulary = dense.shape
-    size = max(1, chunk_bytes // (_TENSORS * 8 * vocabulary))
-    total = DivergenceSum(kl_divergence=0.0, agreements=0, tokens=tokens)
+    size = max(1, (chunk_bytes or copied_bytes(dense.device)) // (_TENSORS * 8 * vocabulary))
+    divergences, agreements = [], []
     for left, right in zip(torch.split(dense, size), torch.split(compressed, size), strict=True):
-        divergence = divergence_per_token(left, right).sum()
-        agreements = int((left.argmax(-1) == right.argmax(-1)).sum())
-        total += DivergenceSum(kl_divergence=float(divergence), agreements=agreements, tokens=0)
-    return total
+        divergences.append(divergence_per_token(left, right))
+        agreements.append(_first_maximum(left) == _first_maximum(right))
+    return DivergenceSum(
+        kl_divergence=float(torch.cat(divergences).sum()), agreements=int(torch.cat(agreements).sum()), tokens=tokens
+    )
 
 
 def divergence_per_token(
@@ -69,3 +72,8 @@ def divergence_per_token(
     log_p = dense.double().log_softmax(-1)
     difference = log_p - compressed.double().log_softmax(-1)
     return log_p.exp_().mul_(difference).sum(-1)
+
+
+def _first_maximum(logits: Float[Tensor, "tokens vocabulary"]) -> Int64[Tensor, " tokens"]:
+    """Return the first of the largest logits of each token; CPUs find it five times as fast in float32 as in half."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).argmax(-1)

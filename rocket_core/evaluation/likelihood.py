@@ -9,7 +9,10 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from rocket_core.evaluation.windows import Prediction, checked_stride, counted_tokens, predictions
+from rocket_core.evaluation.windows import Prediction, checked_stride, copied_bytes, counted_tokens, predictions
+
+# Logits in the wider dtype, and their log-softmax.
+_COPIES = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,10 +71,15 @@ def perplexity(
 
 
 def surprise(prediction: Prediction) -> float:
-    """Return the negative log-likelihood of a window's counted tokens, in nats; upcasts only one window at a time."""
-    logits = prediction.logits
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return float(cross_entropy(wide, prediction.targets, reduction="none").double().sum())
+    """Return the negative log-likelihood of a window's counted tokens, in nats; upcasts few of them at a time."""
+    logits, targets = prediction.logits, prediction.targets
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    size = max(1, copied_bytes(logits.device) // (_COPIES * wide.itemsize * logits.shape[1]))
+    found = [
+        cross_entropy(some.to(wide), words, reduction="none").double()
+        for some, words in zip(torch.split(logits, size), torch.split(targets, size), strict=True)
+    ]
+    return float(torch.cat(found).sum())
 
 
 def summarize_likelihood(total: float, tokens: int, windows: int) -> PerplexityResult:

@@ -20,7 +20,7 @@ from torch import Tensor
 from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, exponent_above
 from rocket_core.linalg.kernels.rate import LARGEST_CODE, Rate, occurrences
-from rocket_core.linalg.rounding import RoundingGram, descend, gptq
+from rocket_core.linalg.rounding import RoundingGram, descend, gptq_and_errors
 from rocket_core.sizes.code_format import CodeFormat, coded_format
 
 # Error that a bit is worth, as a part of the squared step: the slope of the curve at high rate.
@@ -148,16 +148,21 @@ class RateTarget:
         return cls(scales=scales, lengths=code_lengths(codes), worth=bit_worth(importance, c).to(weight.dtype))
 
 
-def round_for_rate(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, target: RateTarget) -> RoundedWeight:
+def round_for_rate(
+    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, target: RateTarget
+) -> tuple[RoundedWeight, Float[Tensor, " d_out"]]:
     """Round input by input as `gptq` does, and take of two codes the one with the least error plus the worth of bits.
 
     Args:
         weight: W.
         gram: prepared Gram matrix, in the weight's dtype.
         target: what to round it for.
+
+    Returns:
+        See `gptq_and_errors`.
     """
     grid = _CodedGrid(scales=target.scales)
-    return gptq(weight, gram, grid, grid.rate(target.lengths, target.worth))
+    return gptq_and_errors(weight, gram, grid, grid.rate(target.lengths, target.worth))
 
 
 def improve_for_rate(

@@ -43,10 +43,12 @@ class RoundingGram:
 
     Attributes:
         matrix: G with a damped diagonal, > 0 also for inputs that never fire.
+        added: what the damping added to the diagonal.
         order: inputs by falling diagonal, the order of rounding.
     """
 
     matrix: Float[Tensor, "n n"]
+    added: Float[Tensor, " n"]
     order: Int64[Tensor, " n"]
 
     @classmethod
@@ -62,9 +64,10 @@ class RoundingGram:
         number = fires.sum()
         total = torch.where(fires, diagonal, 0).sum()
         mean = torch.where(number > 0, total / number, 1).double()
+        added = torch.where(fires, damping * mean, mean).to(gram.dtype)
         damped = gram.clone()
-        damped.diagonal().add_(torch.where(fires, damping * mean, mean).to(gram.dtype))
-        return cls(matrix=damped, order=damped.diagonal().argsort(descending=True, stable=True))
+        damped.diagonal().add_(added)
+        return cls(matrix=damped, added=added, order=damped.diagonal().argsort(descending=True, stable=True))
 
     @cached_property
     def factor(self) -> Float[Tensor, "n n"]:
@@ -89,6 +92,15 @@ class RoundingGram:
     def errors(self, difference: Float[Tensor, "n columns"]) -> Float[Tensor, " columns"]:
         """Return dᵀGd of each column d, in float64."""
         return output_errors(self.matrix, difference)
+
+    def undamped(
+        self, errors: Float[Tensor, " columns"], difference: Float[Tensor, "n columns"]
+    ) -> Float[Tensor, " columns"]:
+        """Return the errors of columns under G itself, in float64, given those under the damped matrix.
+
+        On layers of SmolLM2-135M in float32 within 3e-7 of their sum, which a product with G needs n times as long for.
+        """
+        return (errors - (difference.square() * self.added[:, None]).sum(dim=0, dtype=torch.float64)).clamp_min(0)
 
 
 def round_weight(
@@ -132,6 +144,14 @@ def round_to_nearest(weight: Float[Tensor, "d_in d_out"], scales: Grid[RoundedT]
 def gptq(
     weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[RoundedT], rate: Rate | None = None
 ) -> RoundedT:
+    """Round input by input, so that inputs which are not rounded yet compensate each error; see `gptq_and_errors`."""
+    rounded: RoundedT = gptq_and_errors(weight, gram, scales, rate)[0]
+    return rounded
+
+
+def gptq_and_errors(
+    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[RoundedT], rate: Rate | None = None
+) -> tuple[RoundedT, Float[Tensor, " d_out"]]:
     """Round input by input, and let the inputs that are not rounded yet compensate each error.
 
     Inputs are rounded by falling energy; the scales, which were found before, stay. Costs n²m, and n³ for the factor of
@@ -143,6 +163,10 @@ def gptq(
         scales: scale of each group and output.
         rate: what bits cost, if codes are to be entropy coded.
 
+    Returns:
+        The rounding, and the error of each output under the damped matrix, in float64: Σ_i (e_i / U_ii)², e_i what is
+        rounded away of input i after it has compensated those before.
+
     References:
         Frantar et al., 2022, with static groups and activation order.
     """
@@ -150,13 +174,15 @@ def gptq(
     rest = scales.shifted(weight)[order]
     steps = scales.by_input(len(weight), weight.dtype)[order]
     codes = torch.empty_like(rest)
+    squares = torch.zeros_like(rest[0], dtype=torch.float64)
     for begin in range(0, len(rest), kernels.BLOCK):
         block = slice(begin, begin + kernels.BLOCK)
         errors = kernels.round_block(rest[block], codes[block], factor[block, block], steps[block], scales.levels, rate)
         rest[block.stop :].addmm_(factor[block, block.stop :].mT, errors, alpha=-1)
+        squares += errors.square().sum(dim=0)
     stored = torch.empty_like(codes, dtype=torch.int8)
     stored[order] = codes.to(torch.int8)
-    return scales.rounded(stored)
+    return scales.rounded(stored), squares
 
 
 def split(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[RoundedT]) -> RoundedT:

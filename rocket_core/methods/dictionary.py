@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, CompressionConfig, Objective
-from rocket_core.errors import IllConditionedGramError
 from rocket_core.layers import LayerFactors
 from rocket_core.linalg.factorization import (
     Factorization,
@@ -20,7 +19,6 @@ from rocket_core.linalg.factorization import (
     prepare_layer,
     with_best_dictionary,
 )
-from rocket_core.linalg.whitening import eigenbasis
 from rocket_core.methods.base import Method
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, relative_error
 from rocket_core.methods.rank_search import best_factorizations, may_win
@@ -136,11 +134,7 @@ def _is_promising(problem: LayerProblem, search: Search, competing_errors: Seque
     if not competing_errors or problem.statistics.gram is None:
         return True
     weight = problem.scaled_weight.to(problem.precision)
-    try:
-        basis = eigenbasis(weight, problem.gram())
-    except IllConditionedGramError:
-        return True
-    layer = prepare_layer(weight, basis, search.settings, dtype=problem.precision)
+    layer = prepare_layer(weight, problem.rough_basis(), search.settings, dtype=problem.precision)
     return may_win(layer, search.ratios[-1], search.shapes, competing_errors[-1], itemsize=search.budget_itemsize)
 
 

@@ -44,6 +44,9 @@ _SWEEPS = 2
 # The search starts with roundings without sweeps, until their bytes are near the aim.
 _ROUGHLY = 0.01
 _ROUGH_TRIES = 3
+# Part of its bytes that a layer then loses: by sweeps, and as streams are shorter than expected. With it 22 of 30
+# layers of SmolLM2-135M at 2.5 and 4 bits have the bytes asked for after one try with sweeps, without it 8.
+_LOST = 0.0012
 _TRIES = 6
 _ENTROPY_TRIES = 4
 
@@ -65,9 +68,9 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
     multiples = [2 ** (half_octave / _PER_OCTAVE) for half_octave in range(first, first + _MOST_CANDIDATES)]
     for multiple, largest in zip(multiples, largest_scales(sample.weight, steps, multiples), strict=True):
         target = RateTarget.of(sample.weight, steps, sample.importance, multiple, largest=largest)
-        rounded = round_for_rate(sample.weight, sample.gram, target)
+        rounded, errors = round_for_rate(sample.weight, sample.gram, target)
         # What a GPU is waited for, at once.
-        squares, counts = sample.squares_of(rounded), byte_counts(rounded.codes.T.reshape(-1))
+        squares, counts = sample.squares_of(rounded, errors), byte_counts(rounded.codes.T.reshape(-1))
         error, distance, *found = torch.cat([squares, counts.to(squares)]).tolist()
         occurring = [int(count) for count in found]
         size = math.ceil(bytes_from_counts(occurring) * d_out / len(sample.outputs)) + scale_bytes
@@ -125,13 +128,14 @@ class _Search:
         """Return the rounding with the most bytes within the bound, of those that were tried."""
         octaves = _octaves_for(self._weight / self._steps, 8 * self._aim / self._weight.numel())
         codes = round_each(self._weight, scales_for(self._weight, 2**octaves * self._steps)).codes
-        root = self._root()
+        aim = self._aim * (1 + _LOST)
+        root = self._root(aim)
         for _ in range(_ROUGH_TRIES):
             rounded, size = self._round(octaves, codes, sweeps=0)
             codes, octaves = rounded.codes, root.after(octaves, size)
-            if abs(size - self._aim) < _ROUGHLY * self._aim:
+            if abs(size - aim) < _ROUGHLY * aim:
                 break
-        root = self._root()
+        root = self._root(self._aim)
         most, best = -1, None
         for tries in itertools.count():
             if best is not None and (tries >= _TRIES or most >= self._most * (1 - _SLACK)):
@@ -143,13 +147,13 @@ class _Search:
             octaves = root.after(octaves, size)
         raise AssertionError
 
-    def _root(self) -> "_Root":
-        return _Root(self._aim, self._weight.numel() / 8)
+    def _root(self, aim: float) -> "_Root":
+        return _Root(aim, self._weight.numel() / 8)
 
     def _round(self, octaves: float, codes: Tensor, *, sweeps: int) -> tuple[RoundedWeight, int]:
         """Return the rounding for c = 2^octaves, given similar codes, and its bytes; about, without sweeps."""
         target = RateTarget.of(self._weight, self._steps, self._importance, 2**octaves, like=codes)
-        rounded = round_for_rate(self._weight, self._gram, target)
+        rounded, _ = round_for_rate(self._weight, self._gram, target)
         rounded = improve_for_rate(self._weight, self._gram, rounded, target.worth, sweeps=sweeps)
         if not sweeps:
             return rounded, expected_bytes(rounded.codes)

@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.linalg.integer_codes import search_scales
-from rocket_core.linalg.least_squares import output_errors
-from rocket_core.linalg.rounding import gptq
+from rocket_core.linalg.rounding import gptq_and_errors
 from rocket_core.methods.layer_problem import LayerProblem
 from rocket_core.methods.sampled_outputs import output_importance, spread_outputs
 from rocket_core.sizes.code_format import CodeFormat
@@ -53,8 +52,10 @@ def loss_factors(problem: LayerProblem, tokens: HeldOutTokens) -> tuple[float, .
         begin += width
         weight = problem.weight[:, outputs].to(problem.precision).contiguous()
         scales = search_scales(weight, gram.matrix.diagonal(), code_format)
-        removed = weight - gptq(weight, gram, scales).weight(weight.dtype)
-        error = (output_errors(problem.gram(), removed) * importance[outputs]).sum() / problem.statistics.tokens
+        rounded, damped_errors = gptq_and_errors(weight, gram, scales)
+        removed = weight - rounded.weight(weight.dtype)
+        errors = gram.undamped(damped_errors, removed) * importance[outputs]
+        error = errors.sum() / problem.statistics.tokens
         squares = (tokens.inputs @ removed).square().double() @ importance[outputs]
         pairs.append(torch.stack([(squares * gradients).mean(), error]))
     return tuple(found / error if error > 0 else 1.0 for found, error in torch.stack(pairs).tolist())

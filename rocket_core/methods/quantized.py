@@ -12,7 +12,7 @@ from rocket_core.linalg.block_rounding import round_to_blocks
 from rocket_core.linalg.block_scales import search_block_scales
 from rocket_core.linalg.integer_codes import RoundedWeight, exponent_above, scale_exponent, search_scales
 from rocket_core.linalg.least_squares import output_errors
-from rocket_core.linalg.rounding import gptq, round_weight
+from rocket_core.linalg.rounding import gptq_and_errors, round_weight
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance, parts_of_outputs
 from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockType, block_types_for
@@ -36,7 +36,7 @@ def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[Cod
     for code_format in formats:
         exponent = exponent_above(largest / 2 ** (code_format.bits - 1), code_format)
         scales = search_scales(sample.weight, importance, code_format, exponent=exponent)
-        squares.append(sample.squares_of(gptq(sample.weight, sample.gram, scales)))
+        squares.append(sample.squares_of(*gptq_and_errors(sample.weight, sample.gram, scales)))
     candidates = [
         candidate_of(problem, code_format, **sample.errors_from(own))
         for code_format, own in zip(formats, torch.stack(squares).tolist() if squares else [], strict=True)
@@ -58,7 +58,7 @@ def profile_blocks(problem: LayerProblem, sample: SampledOutputs, types: tuple[B
     block_types, squares = block_types_for(d_in, types), []
     for block_type in block_types:
         scales = search_block_scales(sample.weight, importance, BLOCK_FORMATS[block_type])
-        squares.append(sample.squares_of(gptq(sample.weight, sample.gram, scales)))
+        squares.append(sample.squares_of(*gptq_and_errors(sample.weight, sample.gram, scales)))
     candidates = [
         Candidate(
             kind="quantized",

@@ -35,8 +35,7 @@ def profile(problem: LayerProblem, gram: RoundingGram, codes: Sequence[Candidate
     if not ranks:
         return []
     importance, weight = output_importance(problem), problem.weight.to(problem.precision)
-    energy = problem.eigenbasis().singular_values.double().square().sum()
-    energies = torch.stack([energy, squared_norm(weight, importance)]).tolist()
+    energies = torch.stack([problem.output_energies().sum(), squared_norm(weight, importance)]).tolist()
     fewest = min(candidate.stored_bytes for candidate in codes)
     found: list[Candidate] = []
     for rank in reversed(ranks):
@@ -72,7 +71,7 @@ def compress(problem: LayerProblem, rank: int, code_format: CodeFormat) -> Compr
 def _rounded(
     problem: LayerProblem, gram: RoundingGram, rank: int, code_format: CodeFormat, *, improved: bool
 ) -> RoundedFactors:
-    rows = problem.eigenbasis().directions[:, :rank].mT
+    rows = problem.rough_basis().directions[:, :rank].mT
     return round_factors(
         problem.weight.to(problem.precision),
         gram,

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rocket_core.estimates.layer_footprint import OUTPUTS_AT_ONCE
 from rocket_core.linalg.code_grids import RoundedCodes
-from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import LayerProblem, relative_error
 
@@ -77,18 +76,19 @@ class SampledOutputs:
             weight_energy=weight_energy,
         )
 
-    def errors_of(self, rounded: RoundedCodes) -> CandidateErrors:
-        """Return the errors of the layer if all of its outputs are rounded as the sample is."""
-        return self.errors_from(self.squares_of(rounded).tolist())
+    def squares_of(self, rounded: RoundedCodes, damped_errors: Float[Tensor, " sampled"]) -> Float64[Tensor, "2"]:
+        """Return the weighted squared errors of all outputs and of the sample's weight, on the device.
 
-    def squares_of(self, rounded: RoundedCodes) -> Float64[Tensor, "2"]:
-        """Return the weighted squared errors of all outputs and of the sample's weight, on the device."""
+        Args:
+            rounded: what the sample is rounded to.
+            damped_errors: its errors under the damped matrix, as `gptq_and_errors` returns them.
+        """
         removed = self.weight - rounded.weight(self.weight.dtype)
-        errors = output_errors(self.problem.gram(), removed) * self.importance
+        errors = self.gram.undamped(damped_errors, removed) * self.importance
         return torch.stack([errors.sum() / self.share, squared_norm(removed, self.importance)])
 
     def errors_from(self, squares: Sequence[float]) -> CandidateErrors:
-        """Return the same as `errors_of`, from the values of `squares_of`."""
+        """Return the errors of the layer if all of its outputs are rounded as the sample, from `squares_of`."""
         return CandidateErrors(
             reconstruction_error=relative_error(squares[0], self.energy),
             weight_error=relative_error(squares[1], self.weight_energy),

@@ -4,7 +4,7 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from rocket_core.config import STAGES
+from rocket_core.linalg.kernels import recorded_names
 from rocket_core.report.schema import StageEnergy, StageReport
 from rocket_core.system.devices import device_name, peak_memory, reset_peak_memory
 from rocket_core.system.energy import EnergyMeter, EnergyReading
@@ -31,11 +32,13 @@ class _OpenStage:
         name: name of the stage.
         at: time on the clock when it started.
         energy: reading of the meter when it started.
+        kernels: names of the loops of rounding that it has run.
     """
 
     name: str
     at: float
     energy: EnergyReading | None
+    kernels: Set[str]
 
 
 class Costs:
@@ -82,12 +85,13 @@ class Costs:
     def of(self, stage: str) -> Iterator[None]:
         """Charge the block to a stage, even if it is interrupted."""
         _reset_peak(self._device)
-        self._open_stage = _OpenStage(name=stage, energy=self._energy(), at=time.monotonic())
-        try:
-            yield
-        finally:
-            self._costs[stage] = self._charge(self._open_stage)
-            self._open_stage = None
+        with recorded_names() as kernels:
+            self._open_stage = _OpenStage(name=stage, energy=self._energy(), kernels=kernels, at=time.monotonic())
+            try:
+                yield
+            finally:
+                self._costs[stage] = self._charge(self._open_stage)
+                self._open_stage = None
 
     def save_if_due(self) -> None:
         """Store all costs if some time has passed since they were last stored."""
@@ -102,6 +106,7 @@ class Costs:
             peak_memory_bytes=_peak_resident_bytes(),
             peak_device_bytes=peak_memory(self._device),
             device=self._device_name,
+            kernels="; ".join(sorted(open_stage.kernels)) or None,
             energy=_spent(open_stage.energy, self._energy(), accelerated=self._device.type != "cpu"),
         )
         return self._with_earlier(spent)
@@ -129,7 +134,8 @@ def _combined(one: StageReport, other: StageReport) -> StageReport:
         seconds=round(one.seconds + other.seconds, 3),
         peak_memory_bytes=max(one.peak_memory_bytes, other.peak_memory_bytes),
         peak_device_bytes=_larger(one.peak_device_bytes, other.peak_device_bytes),
-        device=one.device if other.device is None else _joined(one.device, other.device),
+        device=_joined(one.device, other.device),
+        kernels=_joined(one.kernels, other.kernels),
         energy=_sum(one.energy, other.energy),
     )
 
@@ -138,10 +144,10 @@ def _larger(one: int | None, other: int | None) -> int | None:
     return max((size for size in (one, other) if size is not None), default=None)
 
 
-def _joined(earlier: str | None, device: str) -> str:
-    """Return the names of all devices that have worked on a stage."""
-    names = [] if earlier is None else earlier.split("; ")
-    return "; ".join(dict.fromkeys([*names, device]))
+def _joined(*known: str | None) -> str | None:
+    """Return the names of all devices, or all kernels, that have worked on a stage, each once; None without any."""
+    names = (name for text in known if text is not None for name in text.split("; "))
+    return "; ".join(dict.fromkeys(names)) or None
 
 
 def _spent(before: EnergyReading | None, after: EnergyReading | None, *, accelerated: bool) -> StageEnergy | None:

@@ -116,6 +116,7 @@ def stage_times(report: CompressionReport) -> Figure:
         "peak_device_bytes": Cells("most memory of the accelerator", lambda stage: stage.peak_device_bytes, "bytes"),
         "energy_kwh": Cells("energy", lambda stage: None if stage.energy is None else stage.energy.kwh, "energy"),
         "device": Cells("computed on", lambda stage: stage.device, "text"),
+        "kernels": Cells("rounded by", lambda stage: stage.kernels, "text"),
     }
     known = {name: table[name] for name in known_names(table, rows_of(table, report.stages))}
     return Figure(

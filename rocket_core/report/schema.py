@@ -59,6 +59,10 @@ class StageReport(FrozenModel):
     """the accelerator's name, or the processor's with the number of threads; several if a resumed run moved to another
     device. None in reports from before this field existed.
     """
+    kernels: str | None = None
+    """what ran the loops of rounding: numba, triton or torch; several if a resumed run moved to another device. None if
+    the stage rounded nothing, and in reports from before this field existed.
+    """
     energy: StageEnergy | None = None
     """energy used by the stage; None if it was not measured."""
 

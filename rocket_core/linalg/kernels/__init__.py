@@ -1,9 +1,12 @@
 """The loops of rounding, which visit one input after another: compiled for CPUs and GPUs, with a reference in torch.
 
-All three compute the same codes, but for ties that float rounding decides. `for_device` says which one runs.
+All three compute the same codes, but for ties that float rounding decides. `for_device` chooses which one runs, and
+`recorded_names` tells which ones did.
 """
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Protocol, runtime_checkable
 
@@ -17,6 +20,8 @@ from rocket_core.linalg.kernels.tries import Tries
 
 GPUS = {"cuda", "xpu"}
 """Types of devices that Triton compiles for."""
+
+_open_records: list[set[str]] = []
 
 
 @runtime_checkable
@@ -112,6 +117,25 @@ class Kernels(Protocol):
 
 def for_device(device: torch.device) -> Kernels:
     """Return the fastest loops that run on a device: numba's on CPUs, Triton's on GPUs, and torch's elsewhere."""
+    chosen = _fastest(device)
+    for names in _open_records:
+        names.add(chosen.NAME)
+    return chosen
+
+
+@contextmanager
+def recorded_names() -> Iterator[set[str]]:
+    """Collect the names of the implementations that are chosen within the block, by any thread."""
+    names: set[str] = set()
+    _open_records.append(names)
+    try:
+        yield names
+    finally:
+        # By identity, as records with the same names are equal.
+        _open_records[:] = [record for record in _open_records if record is not names]
+
+
+def _fastest(device: torch.device) -> Kernels:
     if device.type == "cpu" and _installed("numba"):
         from rocket_core.linalg.kernels import on_cpu
 

@@ -38,7 +38,7 @@ from rocket_core.report.schema import LayerOutcome
 from rocket_core.sizes.budget import Shape
 from rocket_core.system.process_memory import return_freed_memory
 
-# Kinds that are computed from the Gram matrix of the input alone; the others from the eigenbasis.
+# Kinds that are computed from the Gram matrix of the input alone; the others from the eigenbasis, unless codes.
 _NEED_GRAM = CODE_KINDS | {"sparse"}
 
 
@@ -216,13 +216,18 @@ def _outcome(stored: CompressedWeight, tensors: dict[str, Tensor], error: float)
 def _has_statistics(run: Run, work: WorkFolder, unit: CompressionUnit) -> bool:
     if _reads_gram(run, unit) and not work.has_gram(unit.input_group):
         return False
-    return unit.candidates[0].kind in _NEED_GRAM or work.has_basis(_basis_name(unit))
+    return _needs_gram_alone(unit) or work.has_basis(_basis_name(unit))
 
 
 def _reads_gram(run: Run, unit: CompressionUnit) -> bool:
     """Return whether a unit is computed from the Gram matrix of its input, perhaps next to the eigenbasis."""
+    return _needs_gram_alone(unit) or run.config.rounds_values
+
+
+def _needs_gram_alone(unit: CompressionUnit) -> bool:
+    """Return whether the Gram matrix of its input suffices for a unit; factors of codes take the basis from it."""
     candidate = unit.candidates[0]
-    return candidate.kind in _NEED_GRAM or candidate.bits is not None or run.config.rounds_values
+    return candidate.kind in _NEED_GRAM or candidate.bits is not None
 
 
 def _basis_name(unit: CompressionUnit) -> str:

@@ -216,7 +216,7 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
         calibrated.keep(group, problem.prepared)
         shared: tuple[SharedCandidate, ...] = ()
         if group == name and method.shares:
-            shared = _share(run, work, calibrated.layers[group], statistics, candidates)
+            shared = _share(run, work, calibrated.layers[group], statistics, candidates, problem.prepared)
     if run.config.sequential:  # sequential compression computes its own statistics
         work.save_output_energies(name, statistics.output_energies(problem.weight.double()).cpu())
     else:
@@ -255,11 +255,21 @@ def _share(
     layers: tuple[str, ...],
     statistics: GramStatistics,
     own: Sequence[Candidate],
+    prepared: PreparedGram | None,
 ) -> tuple[SharedCandidate, ...]:
-    """Return the shared candidates of a group, given the own candidates of its first layer; the others are on disk."""
+    """Return the shared candidates of a group.
+
+    Args:
+        run: the run.
+        work: work folder with the profiles of all layers but the first.
+        layers: the group.
+        statistics: statistics of their input.
+        own: candidates of the first layer.
+        prepared: the Gram matrix with what is derived from it, if the first layer needed it.
+    """
     if len(layers) < 2:
         return ()
-    problem = profiled_problem(run, work, layers, statistics)
+    problem = profiled_problem(run, work, layers, statistics, prepared=prepared)
     per_layer_candidates = [own]
     for name in layers[1:]:
         profile = work.profile(name)

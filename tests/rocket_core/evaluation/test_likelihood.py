@@ -85,6 +85,23 @@ def test_non_finite_logits_are_an_error_that_names_the_window(value: float) -> N
         perplexity(FixedLogits(table), torch.tensor([[0, 1], [1, 1], [3, 1]]), batch_size=2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_bad_logit_among_many_is_found(value: float, dtype: torch.dtype) -> None:
+    for place in (0, 97, 1002):
+        table = torch.randn(2, 1003, dtype=torch.float64, generator=torch.Generator().manual_seed(place))
+        table[1, place] = value
+        with pytest.raises(CheckpointError, match="window 0 "):
+            perplexity(FixedLogits(table.to(dtype)), torch.tensor([[1, 1, 0]]), batch_size=1)
+
+
+def test_losses_do_not_depend_on_tokens_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, windows = build_llama(), random_windows(3, 12)
+    whole = perplexity(model, windows, batch_size=2)
+    monkeypatch.setattr("rocket_core.evaluation.likelihood.copied_bytes", lambda _device: 1)
+    assert perplexity(model, windows, batch_size=2) == whole
+
+
 def test_a_model_in_training_mode_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match="eval"):
         perplexity(build_llama().train(), random_windows(1, 4), batch_size=1)

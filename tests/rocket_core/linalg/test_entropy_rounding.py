@@ -29,7 +29,7 @@ def importance_of(d_out, seed=0):
 
 def rounded_at(weight, gram, importance, c, *, sweeps=0):
     target = RateTarget.of(weight, relative_steps(gram, importance), importance, c)
-    rounded = round_for_rate(weight, gram, target)
+    rounded, _ = round_for_rate(weight, gram, target)
     return improve_for_rate(weight, gram, rounded, target.worth, sweeps=sweeps)
 
 
@@ -52,7 +52,7 @@ def test_each_code_is_the_cheaper_of_two(d_in, d_out, c):
     target = RateTarget.of(weight, relative_steps(gram, importance), importance, c)
     scales, lengths, worth = target.scales, target.lengths, target.worth
     assert torch.equal(lengths, code_lengths(round_each(weight, scales).codes))
-    found = round_for_rate(weight, gram, target).codes.numpy()
+    found = round_for_rate(weight, gram, target)[0].codes.numpy()
 
     matrix, steps = gram.matrix.numpy(), scales.values(torch.float64)[0].numpy()
     order = gram.order.tolist()
@@ -78,7 +78,7 @@ def test_bits_of_no_worth_leave_gptq():
     weight, gram = random_layer(70, 5)
     scales = scales_for(weight, 0.5 * relative_steps(gram, torch.ones(5)))
     target = RateTarget(scales=scales, lengths=torch.zeros(255).double(), worth=torch.zeros(5).double())
-    rounded = round_for_rate(weight, gram, target)
+    rounded, _ = round_for_rate(weight, gram, target)
     assert torch.equal(rounded.codes, gptq(weight, gram, scales).codes)
     assert rounded.entropy_coded
 

@@ -8,6 +8,7 @@ from rocket_core.linalg.integer_codes import search_scales
 from rocket_core.linalg.rounding import (
     RoundingGram,
     gptq,
+    gptq_and_errors,
     improve,
     refit_scales,
     round_to_nearest,
@@ -47,6 +48,23 @@ def test_gptq_refits_what_remains_after_each_input(d_in, d_out, group_size, bits
     steps = scales.by_input(d_in, torch.float64)
     expected = reference.round_in_order(gram.matrix, weight, steps, gram.order.tolist(), bits)
     assert np.array_equal(gptq(weight, gram, scales).codes.numpy(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bits", BITS)
+def test_gptq_knows_its_errors_with_and_without_damping(bits, dtype):
+    weight, gram = random_layer(150, 5, dtype=dtype)
+    silent = gram.matrix.clone()
+    # Neither input fires.
+    silent[[3, 100]] = 0
+    silent[:, [3, 100]] = 0
+    damped = RoundingGram.of(silent)
+    rounded, errors = gptq_and_errors(weight, damped, scales_of(weight, damped, bits))
+    removed = (weight - rounded.weight(dtype)).double()
+    close = {"rtol": 1e-9 if dtype == torch.float64 else 1e-4, "atol": 0}
+    torch.testing.assert_close(errors, (removed * (damped.matrix.double() @ removed)).sum(dim=0), **close)
+    exact = (removed * (silent.double() @ removed)).sum(dim=0)
+    torch.testing.assert_close(damped.undamped(errors, removed.to(dtype)), exact, **close)
 
 
 def test_inputs_are_rounded_by_falling_energy():

@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from rocket_core.config import CompressionConfig
+from rocket_core.errors import IllConditionedGramError
 from rocket_core.linalg.least_squares import output_errors
+from rocket_core.linalg.whitening import eigenbasis
 from rocket_core.methods import method_for, output_weights
 from tests.reference.problems import example
 
@@ -21,6 +23,26 @@ def test_the_eigenbasis_is_that_of_the_weighted_whitened_weight(output_gram, wei
     gram = basis.directions @ torch.diag(basis.singular_values**2) @ basis.directions.T
     torch.testing.assert_close(gram, whitened.T @ whitened, rtol=1e-6, atol=1e-8)
     assert layer.problem.eigenbasis() is basis
+
+
+@pytest.mark.parametrize("shape", [(40, 24), (24, 40)])
+def test_the_rough_basis_spans_nearly_the_same(shape):
+    problem = example(shape[0], shape[1:], weights=1, precision=torch.float32, spread=3.0).problem
+    exact, rough = problem.eigenbasis(), problem.rough_basis()
+    assert rough.directions.dtype == torch.float32
+    torch.testing.assert_close(rough.singular_values.double(), exact.singular_values, rtol=1e-3, atol=1e-3)
+    for rank in (1, 6, 12):
+        overlap = exact.directions[:, :rank].double().T @ rough.directions[:, :rank].double()
+        assert float(torch.linalg.svdvals(overlap).min()) == pytest.approx(1, abs=1e-3)
+    assert problem.rough_basis() is rough
+
+
+def test_the_basis_is_exact_where_the_precision_is_too_low():
+    # There are fewer tokens than inputs.
+    problem = replace(example(96, (128,), precision=torch.float32).problem, shrinkage=0.0)
+    with pytest.raises(IllConditionedGramError):
+        eigenbasis(problem.scaled_weight.float(), problem.gram())
+    assert problem.rough_basis() is problem.eigenbasis()
 
 
 def test_scaling_and_unscaling_are_inverse():

@@ -58,7 +58,7 @@ def test_errors_are_those_of_gptq_with_an_allowance():
     layer = example(60, (80,), weights=2)
     problem, gram = layer.problem, RoundingGram.of(layer.problem.gram())
     for candidate in rounded_factors.profile(problem, gram, [code(size=1, error=1.0)]):
-        rows = problem.unscaled(problem.eigenbasis().directions[:, : candidate.rank].mT)
+        rows = problem.unscaled(problem.rough_basis().directions[:, : candidate.rank].mT)
         importance = problem.output_weights.square()
         rounded = round_factors(problem.weight, gram, importance, rows, candidate.code_format, improved=False)
         _, relative, distance, loss = layer.errors(rounded.weight(torch.float64))

@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 
+from rocket_core.config import compression_config
 from rocket_core.errors import CompressionCancelledError
+from rocket_core.linalg.kernels import for_device
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.stage_costs import Costs, combined_costs
 from rocket_core.report.schema import StageReport
@@ -144,6 +146,34 @@ def test_a_run_that_moved_names_both_devices(monkeypatch):
             pass
         earlier = {stage.name: stage for stage in costs.stages}
     assert earlier["calibrating"].device == "here; there"
+
+
+def test_stages_that_round_name_what_ran_the_loops(tmp_path, model_folder, settings):
+    report = compress(
+        str(model_folder("llama")), tmp_path / "out", compression_config(bits=4, calibration=settings().calibration)
+    )
+    assert {stage.name: stage.kernels for stage in report.stages} == {
+        "preflight": None,
+        "differentiating": None,
+        "calibrating": "numba",
+        "allocating": None,
+        "factorizing": "numba",
+        "exporting": None,
+    }
+
+
+def test_kernels_of_all_parts_of_a_stage_are_named():
+    earlier = {}
+    for device in ("cpu", "meta", "cpu"):
+        costs = Costs(CPU, earlier)
+        with costs.of("factorizing"):
+            for_device(torch.device(device))
+            running = costs.stages[0]
+        with costs.of("exporting"):
+            pass
+        earlier = {stage.name: stage for stage in costs.stages}
+    assert running.kernels == earlier["factorizing"].kernels == "numba; torch"
+    assert earlier["exporting"].kernels is None
 
 
 def test_costs_of_a_running_stage_are_saved_periodically(monkeypatch):

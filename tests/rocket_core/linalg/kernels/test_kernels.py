@@ -41,7 +41,7 @@ def codes_by(implementation, weight, gram):
             results += [rounded.codes, *descended(weight, gram, rounded)]
         ones = torch.ones(weight.shape[1], dtype=weight.dtype, device=weight.device)
         target = RateTarget.of(weight, relative_steps(gram, ones), ones, 1.0)
-        rounded = round_for_rate(weight, gram, target)
+        rounded, _ = round_for_rate(weight, gram, target)
         results += [rounded.codes, improve_for_rate(weight, gram, rounded, target.worth).codes]
     return results
 
@@ -114,6 +114,17 @@ def test_other_devices_compute_with_torch():
     assert kernels.for_device(torch.device("meta")) is reference
 
 
+def test_names_are_recorded_in_all_open_blocks():
+    with kernels.recorded_names() as outer:
+        with kernels.recorded_names() as inner, kernels.recorded_names() as same:
+            kernels.for_device(torch.device("meta"))
+            assert inner == same == {"torch"}
+        kernels.for_device(torch.device("cpu"))
+        assert inner == {"torch"}
+    kernels.for_device(torch.device("cpu"))
+    assert outer == {"torch", "numba"}
+
+
 # Interpreted, as the variable is read when Triton is imported.
 INTERPRETED = """
 import torch
@@ -138,6 +149,8 @@ def test_triton_computes_the_codes_of_the_reference():
 def test_an_accelerator_computes_the_codes_of_the_reference(shape, dtype):
     device = torch.accelerator.current_accelerator()
     weight, gram = random_layer(*shape, dtype=dtype)
-    moved = rounding.RoundingGram(matrix=gram.matrix.to(device), order=gram.order.to(device))
+    moved = rounding.RoundingGram(
+        matrix=gram.matrix.to(device), added=gram.added.to(device), order=gram.order.to(device)
+    )
     found = codes_by(kernels.for_device(device), weight.to(device), moved)
     assert_same(found, codes_by(reference, weight, gram), ties=0.02)
