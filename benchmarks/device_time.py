@@ -28,8 +28,8 @@ from benchmarks.scale.weights import make_model
 from rocket_core.calibration import grams
 from rocket_core.config import compression_config
 from rocket_core.layers import code_stream
-from rocket_core.linalg import integer_codes, pruning
-from rocket_core.linalg.kernels import on_gpu
+from rocket_core.linalg import pruning
+from rocket_core.linalg.kernels import on_gpu, reference
 from rocket_core.methods import layer_problem, sampled_outputs, sparse
 from rocket_core.pipeline import Observer, Progress, compress
 from tests.reference import simulated_device
@@ -47,7 +47,7 @@ _CONSTANTS: Mapping[int, Mapping[Any, Sequence[str]]] = {
         sampled_outputs: ["_SAMPLED_OUTPUTS", "_MOST_SAMPLED", "OUTPUTS_AT_ONCE"],
         layer_problem: ["OUTPUTS_AT_ONCE"],
     },
-    2: {sparse: ["_MOST_SAMPLED", "_ORDERED_SCORES"], pruning: ["_ORDERED"], integer_codes: ["_TRIED_AT_ONCE"]},
+    2: {sparse: ["_MOST_SAMPLED", "_ORDERED_SCORES"], pruning: ["_ORDERED"], reference: ["_TRIED_AT_ONCE"]},
 }
 # Seconds by device and stage, and by cause.
 _Seconds: TypeAlias = Mapping[tuple[str, str], Mapping[str, float]]

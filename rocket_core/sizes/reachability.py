@@ -96,7 +96,7 @@ class Reach:
             case ByRatio(ratio=0) if stored_bytes is None:
                 reason = "a ratio of 0 removes nothing; ask for more"
             case ByBytes(target_bytes=size) if size >= size_now:
-                reason = f"the model takes {_size_up(size_now)} as it is; ask for less"
+                raise nothing_to_do(size_now)
             case ByBits(bits=bits) if stored_bytes is None and bits >= self._bits_of(self.dense):
                 reason = (
                     f"the selected layers take {self._bits_of(self.dense):g} bits per weight as they are; ask for less"
@@ -194,3 +194,8 @@ def _advice(certain: str, nearest: str, direction: str) -> str:
     if certain == nearest:
         return f"ask for that or {direction}"
     return f"ask for {certain} or {direction}, which is certain to be reachable (the job finds out whether less is)"
+
+
+def nothing_to_do(size_now: int) -> InvalidConfigError:
+    """Return the error for a size that is not below that of the model, in bytes."""
+    return InvalidConfigError(f"nothing is to be done: the model takes {_size_up(size_now)} as it is; ask for less")

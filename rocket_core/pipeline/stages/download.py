@@ -11,8 +11,11 @@ from rocket_core.config import CompressionConfig
 from rocket_core.exports.gguf_checkpoint import write_gguf_checkpoint
 from rocket_core.hub.repository import HubAccess
 from rocket_core.hub.requests import has_no_revision
+from rocket_core.inspection.checks.feasibility import may_be_needless
 from rocket_core.inspection.files.model_advice import is_gguf_file
 from rocket_core.pipeline.progress import Monitor
+from rocket_core.sizes.reachability import nothing_to_do
+from rocket_core.sizes.target import ByBytes
 
 # Within the output folder, while the run lasts.
 _ORIGINAL = ".rocket-original"
@@ -61,6 +64,7 @@ def obtained_model(
 
     Raises:
         RocketError: see `find_model` and `write_gguf_checkpoint`.
+        InvalidConfigError: a GGUF file is not larger than the size that is asked for.
         CompressionCancelledError: the caller has cancelled the run.
     """
     if isinstance(model, ModelSource):
@@ -72,8 +76,16 @@ def obtained_model(
         return
     if revision is not None:
         raise has_no_revision(path, revision)
+    _check_smaller(path, config)
     with _original_of(path, output, monitor) as source:
         yield source
+
+
+def _check_smaller(file: Path, config: CompressionConfig) -> None:
+    """Raise an error if a GGUF file is not larger than the size asked for, and its weights are for Rocket's own format."""
+    size, target = file.stat().st_size, config.target
+    if isinstance(target, ByBytes) and target.target_bytes >= size and may_be_needless(config, is_coded=True):
+        raise nothing_to_do(size)
 
 
 @contextmanager
@@ -87,7 +99,7 @@ def _original_of(file: Path, output: Path, monitor: Monitor) -> Iterator[ModelSo
             stored = write_gguf_checkpoint(file, folder, on_tensor=lambda _key: monitor.check())
         monitor.observer.on_warning(
             f"{file.name} is already quantized ({stored}): errors of that remain, and are not in the measured quality; "
-            "sizes and ratios count against its weights in 16 bits. Better start from the original checkpoint"
+            "ratios count against its weights in 16 bits. Better start from the original checkpoint"
         )
         yield ModelSource(name=file.name, folder=folder.resolve(), commit=None)
     finally:

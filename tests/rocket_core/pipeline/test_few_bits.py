@@ -13,6 +13,7 @@ from rocket_core.errors import (
     CompressionCancelledError,
     CorruptCheckpointError,
     InfeasibleBudgetError,
+    InvalidConfigError,
 )
 from rocket_core.hub.requests import check_request
 from rocket_core.pipeline import Observer, compress
@@ -158,3 +159,12 @@ def test_a_gguf_file_is_resumed_to_the_same_bytes(tmp_path, settings):
     compress(given, tmp_path / "parts", config, resume=True)
     whole, parts = ((tmp_path / name / "rocket" / "model.safetensors").read_bytes() for name in ("whole", "parts"))
     assert whole == parts
+
+
+def test_a_size_that_a_gguf_file_has_is_refused(tmp_path, settings):
+    gguf_models.save("llama", tmp_path / "original")
+    export(tmp_path / "original", tmp_path / "model.gguf")
+    size = (tmp_path / "model.gguf").stat().st_size
+    with pytest.raises(InvalidConfigError, match="nothing is to be done"):
+        compress(str(tmp_path / "model.gguf"), tmp_path / "out", settings(**FAST, target_bytes=size))
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
