@@ -82,7 +82,7 @@ def obtained_model(
 
 
 def _check_smaller(file: Path, config: CompressionConfig) -> None:
-    """Raise an error if a GGUF file is not larger than the size asked for, and its weights are for Rocket's own format."""
+    """Raise an error if a GGUF file is no larger than the size asked for, and the result is for Rocket's own format."""
     size, target = file.stat().st_size, config.target
     if isinstance(target, ByBytes) and target.target_bytes >= size and may_be_needless(config, is_coded=True):
         raise nothing_to_do(size)
