@@ -39,7 +39,7 @@ def read_model(file: Path, model: type[Model]) -> Model:
 
 
 def find_model(file: Path, model: type[Model]) -> Model | None:
-    """Read a model written by `write_model`; None if there is none.
+    """Read a model written by `write_model`; None if the file does not exist.
 
     Raises:
         CorruptCheckpointError: the file is damaged; the message says what to remove.
