@@ -110,7 +110,7 @@ def reclaim_claimed(session: Session) -> list[str]:
     Returns:
         The ids of the reclaimed jobs.
     """
-    return _reclaim(session, Job.fence.is_not(None))
+    return _reclaim(session)
 
 
 def requeue_job(session: Session, job_id: str) -> Job:
@@ -199,10 +199,10 @@ def identity(session: Session) -> str:
     return session.scalars(select(Identity.id)).one()
 
 
-def _reclaim(session: Session, condition: ColumnElement[bool]) -> list[str]:
+def _reclaim(session: Session, *conditions: ColumnElement[bool]) -> list[str]:
     at = now(session)
-    held = Job.fence.is_not(None)
-    statement = select(Job).where(held, condition).order_by(Job.id).limit(_BATCH).with_for_update(skip_locked=True)
+    held = select(Job).where(Job.fence.is_not(None), *conditions).order_by(Job.id).limit(_BATCH)
+    statement = held.with_for_update(skip_locked=True)
     jobs = session.scalars(statement.execution_options(populate_existing=True)).all()
     for job in jobs:
         _take(session, job, at)
