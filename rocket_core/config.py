@@ -667,15 +667,8 @@ class CompressionConfig(MethodOptions):
         """How the result is healed: on the text that it is calibrated on. None if it is not."""
         if self.heal_tokens is None:
             return None
-        return HealingConfig(
-            tokens=self.heal_tokens,
-            dataset=self.calibration.dataset,
-            column=self.calibration.column,
-            skip_bad_rows=self.calibration.skip_bad_rows,
-            sequence_length=self.calibration.sequence_length,
-            seed=self.calibration.seed,
-            device=self.device,
-        )
+        text = self.calibration.model_dump(include=set(HealingConfig.model_fields))
+        return HealingConfig(tokens=self.heal_tokens, device=self.device, **text)
 
     def gradient_windows(self, windows: int) -> int:
         """Return how many of the calibration windows the backward pass covers."""
