@@ -124,7 +124,7 @@ def _print_result(job: Job, connection: Connection) -> None:
         return
     if job.push is not None:
         typer.echo(f"Pushed to {job.push.repository}")
-    if job.kind in {"evaluation", "push"}:
+    if job.result is None:
         return
     typer.echo(f"    {connection.command('report', job.id)}")
     typer.echo(f"    {connection.command('download', job.id)}")

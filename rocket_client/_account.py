@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocket_client._defaults import LASTING_PATIENCE, noop
-from rocket_client._model_upload import UploadProgress, advance, upload_steps
+from rocket_client._model_upload import advance, upload_steps
 from rocket_client._requests import calibration_upload, upload_path, uploaded_model_path, webhook_path
 from rocket_client._transport import Transport
+from rocket_client._wire import TransferProgress
 from rocket_client.models import (
     Delivery,
     NamedList,
@@ -45,7 +46,7 @@ class Account:
         *,
         name: str | None = None,
         patience: float = LASTING_PATIENCE,
-        on_progress: Callable[[UploadProgress], None] = noop,
+        on_progress: Callable[[TransferProgress], None] = noop,
     ) -> UploadedModel:
         """Upload a model, for `submit` as `upload/NAME`; called again with the same folder, it resumes.
 

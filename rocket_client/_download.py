@@ -19,7 +19,7 @@ import httpx2
 
 from rocket_client._retry import RetryBudget
 from rocket_client._transport import Transport
-from rocket_client._wire import Request, Wire, file_request
+from rocket_client._wire import Request, TransferProgress, Wire, file_request
 from rocket_client.errors import (
     ClientError,
     DigestMismatchError,
@@ -58,23 +58,6 @@ class DownloadedFile:
     artifact: Artifact
     path: Path
     outcome: Outcome
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DownloadProgress:
-    """Progress of a download.
-
-    Attributes:
-        name: the current artifact.
-        done: bytes on disk, of all artifacts.
-        total: bytes of all artifacts.
-        received: bytes received over the network.
-    """
-
-    name: str
-    done: int
-    total: int
-    received: int
 
 
 class FileDownload:
@@ -214,7 +197,7 @@ async def fetch_artifacts(
     folder: Path,
     *,
     patience: float,
-    on_progress: Callable[[DownloadProgress], None],
+    on_progress: Callable[[TransferProgress], None],
 ) -> list[DownloadedFile]:
     """Download artifacts into a folder, which is created if necessary.
 
@@ -246,7 +229,7 @@ async def fetch_artifacts(
 
     def report(name: str) -> None:
         on_progress(
-            DownloadProgress(
+            TransferProgress(
                 name=name,
                 done=sum(file.done for file in files),
                 total=sum(artifact.size for artifact in artifacts),

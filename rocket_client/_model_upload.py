@@ -4,13 +4,12 @@ import base64
 import hashlib
 import struct
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from rocket_client._requests import model_path
-from rocket_client._wire import Call
+from rocket_client._wire import Call, TransferProgress
 from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import ReceivedFile, UploadedFile, UploadedModel
 from rocket_core.errors import RocketError
@@ -27,24 +26,7 @@ Steps = Generator[Call[Any], Any, UploadedModel]
 """Requests to send in order; each gets the answer to it, and the model is returned in the end."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UploadProgress:
-    """Progress of a model's upload.
-
-    Attributes:
-        name: the current file.
-        done: bytes that the server has, of all files.
-        total: bytes of all files.
-        received: bytes that it has received in this call.
-    """
-
-    name: str
-    done: int
-    total: int
-    received: int
-
-
-def upload_steps(folder: Path, name: str | None, on_progress: Callable[[UploadProgress], None]) -> Steps:
+def upload_steps(folder: Path, name: str | None, on_progress: Callable[[TransferProgress], None]) -> Steps:
     """Yield the requests that upload a model, or the rest of it.
 
     Args:
@@ -126,7 +108,7 @@ def save_piece(name: str, path: str, content: bytes, *, start: int, total: int, 
 
 class _Upload:
     def __init__(
-        self, folder: Path, name: str, model: UploadedModel, on_progress: Callable[[UploadProgress], None]
+        self, folder: Path, name: str, model: UploadedModel, on_progress: Callable[[TransferProgress], None]
     ) -> None:
         self._folder = folder
         self._name = name
@@ -171,7 +153,7 @@ class _Upload:
 
     def _note(self, path: str) -> None:
         done = sum(self._received.values())
-        self._on_progress(UploadProgress(name=path, done=done, total=self._total, received=self._sent))
+        self._on_progress(TransferProgress(name=path, done=done, total=self._total, received=self._sent))
 
 
 def _differs(file: Path, pieces: Sequence[tuple[int, str]]) -> bool:

@@ -83,6 +83,23 @@ class Call(Request, Generic[Answer]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TransferProgress:
+    """Progress of a download, or of a model's upload.
+
+    Attributes:
+        name: the current file.
+        done: bytes of all files that have arrived, in this call and before.
+        total: bytes of all files.
+        received: bytes that have arrived in this call.
+    """
+
+    name: str
+    done: int
+    total: int
+    received: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RetryNotice:
     """Notice of a retry after a wait.
 

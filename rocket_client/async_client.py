@@ -10,18 +10,12 @@ from pydantic import JsonValue
 from rocket_client._account import Account
 from rocket_client._connections import AsyncConnections, Connections
 from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key, noop
-from rocket_client._download import (
-    DownloadedFile,
-    DownloadProgress,
-    choose_artifacts,
-    fetch_artifacts,
-    nothing_to_download,
-)
+from rocket_client._download import DownloadedFile, choose_artifacts, fetch_artifacts, nothing_to_download
 from rocket_client._events import follow_events
 from rocket_client._later_work import LaterWork
 from rocket_client._requests import job_path, prediction_target, profile_path, request_body, target, token_header
 from rocket_client._transport import Transport
-from rocket_client._wire import Call, RetryNotice, Wire
+from rocket_client._wire import Call, RetryNotice, TransferProgress, Wire
 from rocket_client.models import (
     Artifact,
     ArtifactList,
@@ -332,7 +326,7 @@ class AsyncRocket(Account, LaterWork):
         *,
         exports: Sequence[str] = (),
         patience: float = LASTING_PATIENCE,
-        on_progress: Callable[[DownloadProgress], None] = noop,
+        on_progress: Callable[[TransferProgress], None] = noop,
     ) -> list[DownloadedFile]:
         """Download the artifacts of a job into a folder; called again, it resumes.
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from huggingface_hub import get_token
 
 from rocket_client._defaults import noop
-from rocket_client._download import DownloadedFile, DownloadProgress, choose_artifacts, nothing_to_download
+from rocket_client._download import DownloadedFile, choose_artifacts, nothing_to_download
 from rocket_client._requests import job_path
+from rocket_client._wire import TransferProgress
 from rocket_client.client import Rocket
 from rocket_client.errors import (
     ClientError,
@@ -90,7 +91,7 @@ def push_export(
     *,
     export: str | None = None,
     folder: Path | None = None,
-    on_progress: Callable[[DownloadProgress], None] = noop,
+    on_progress: Callable[[TransferProgress], None] = noop,
     on_upload: Callable[[Sequence[DownloadedFile]], None] = noop,
 ) -> PushedExport:
     """Push an export of a job that has succeeded to the Hub.

@@ -85,58 +85,36 @@ KINDS: tuple[Kind, ...] = ROCKET.kinds
 DEFAULT_PRESET: Preset = "fast"
 """Source of the settings' own defaults: far better than `paper` in about its time, and a profile answers any ratio."""
 
+# Algorithm 1 to the letter: at the smallest cap, without any extension of the paper.
+_PAPER: Mapping[str, Any] = {
+    "method": "rocket",
+    "objective": "weight",
+    "kinds": ("low_rank", "factored"),
+    "cap_slack": 0.0,
+    "importance_balance": 0.5,
+    "over_sparsification": 5e-3,
+    "sparsification": "two-stage",
+    "metric": "frobenius",
+    "sweeps": 0,
+    "column_weights": False,
+    "token_weights": "none",
+    "sequential": False,
+    "refine": False,
+}
+_FAST: Mapping[str, Any] = {
+    "method": "rocket",
+    "objective": "fisher",
+    "kinds": KINDS,
+    "importance_balance": 0.0,
+    "sweeps": 0,
+    "column_weights": True,
+    "token_weights": "gradient",
+    "sequential": False,
+    "refine": False,
+}
+_BEST: Mapping[str, Any] = {**_FAST, "sweeps": 2, "sequential": True}
 PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
-    {
-        # Algorithm 1 to the letter: at the smallest cap, without any extension of the paper.
-        "paper": {
-            "method": "rocket",
-            "objective": "weight",
-            "kinds": ("low_rank", "factored"),
-            "cap_slack": 0.0,
-            "importance_balance": 0.5,
-            "over_sparsification": 5e-3,
-            "sparsification": "two-stage",
-            "metric": "frobenius",
-            "sweeps": 0,
-            "column_weights": False,
-            "token_weights": "none",
-            "sequential": False,
-            "refine": False,
-        },
-        "fast": {
-            "method": "rocket",
-            "objective": "fisher",
-            "kinds": KINDS,
-            "importance_balance": 0.0,
-            "sweeps": 0,
-            "column_weights": True,
-            "token_weights": "gradient",
-            "sequential": False,
-            "refine": False,
-        },
-        "best": {
-            "method": "rocket",
-            "objective": "fisher",
-            "kinds": KINDS,
-            "importance_balance": 0.0,
-            "sweeps": 2,
-            "column_weights": True,
-            "token_weights": "gradient",
-            "sequential": True,
-            "refine": False,
-        },
-        "max": {
-            "method": "rocket",
-            "objective": "fisher",
-            "kinds": KINDS,
-            "importance_balance": 0.0,
-            "sweeps": 2,
-            "column_weights": True,
-            "token_weights": "gradient",
-            "sequential": True,
-            "refine": True,
-        },
-    }
+    {"paper": _PAPER, "fast": _FAST, "best": _BEST, "max": {**_BEST, "refine": True}}
 )
 """Settings of each preset; a setting given explicitly overrides its preset's."""
 
@@ -689,15 +667,8 @@ class CompressionConfig(MethodOptions):
         """How the result is healed: on the text that it is calibrated on. None if it is not."""
         if self.heal_tokens is None:
             return None
-        return HealingConfig(
-            tokens=self.heal_tokens,
-            dataset=self.calibration.dataset,
-            column=self.calibration.column,
-            skip_bad_rows=self.calibration.skip_bad_rows,
-            sequence_length=self.calibration.sequence_length,
-            seed=self.calibration.seed,
-            device=self.device,
-        )
+        text = self.calibration.model_dump(include=set(HealingConfig.model_fields))
+        return HealingConfig(tokens=self.heal_tokens, device=self.device, **text)
 
     def gradient_windows(self, windows: int) -> int:
         """Return how many of the calibration windows the backward pass covers."""

@@ -88,7 +88,7 @@ class Worker:
         """Reclaim every claimed job, for a service without any other worker."""
         while True:
             with self._database.transaction() as session:
-                reclaimed = sweeps.reclaim_from(session)
+                reclaimed = sweeps.reclaim_claimed(session)
             if not reclaimed:
                 return
             for job_id in reclaimed:

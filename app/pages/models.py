@@ -11,7 +11,7 @@ from app.api.paths import PAGES
 from app.api.serializers import job_view
 from app.pages.figure_files import figure_file, figure_links
 from app.pages.rendering import render
-from app.services import measurements
+from app.services import evaluations
 from app.services.context import Context
 from rocket_core.report.figure import Figure
 from rocket_core.report.figures import MeasuredModel, quality_over_size
@@ -28,7 +28,7 @@ ModelName = Annotated[str, Query(alias="id", max_length=_MAX_NAME, pattern=r"^[\
 @router.get(MODEL)
 def show_model(request: Request, context: ContextDep, owner: OwnerDep, model_id: ModelName) -> Response:
     """Show the quality of a model's compressions over their size."""
-    found = measurements.list_measurements(context, owner, model_id)
+    found = evaluations.list_measurements(context, owner, model_id)
     return render(
         request,
         "model.html.j2",
@@ -54,7 +54,7 @@ def quality_figure(context: Context, owner: str, model_id: str, marked: Collecti
         model_id: the model.
         marked: ids of jobs that the figure is about in particular.
     """
-    found = measurements.list_measurements(context, owner, model_id)
+    found = evaluations.list_measurements(context, owner, model_id)
     return quality_over_size(
         model_id,
         [

@@ -19,6 +19,7 @@ from app.api.problems import Problem
 from app.pages.page_words import page_words
 from app.services.access import Caller
 from app.shared.models import LOCAL_OWNER
+from app.shared.works import WORKS
 from rocket_core import __version__
 from rocket_core.report.expectation import expectation
 from rocket_core.report.figures import ERROR_NAMES
@@ -123,5 +124,6 @@ def _environment() -> Environment:
         "fill": fill,
         "error_names": ERROR_NAMES,
         "expectation": expectation,
+        "works": WORKS,
     }
     return made

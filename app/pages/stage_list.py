@@ -9,6 +9,7 @@ from typing import Literal
 from app.api.resources import JobView
 from app.shared.models import JobEvent
 from app.shared.requests import LOCAL, UPLOAD
+from app.shared.works import WORKS
 from rocket_core.config import STAGES, Stage, stage_label
 
 
@@ -47,16 +48,11 @@ def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
             yield StageStep(name=stage_label(name), state="pending")
 
 
-def _expected(job: JobView) -> list[str]:
-    if job.kind == "evaluation":
-        return ["downloading", "preflight", "evaluating"]
-    if job.kind == "export":
-        return ["downloading", "exporting"]
-    if job.kind == "push":
-        return ["downloading", "uploading"]
+def _expected(job: JobView) -> Sequence[str]:
+    work = WORKS.get(job.kind)
+    if work is not None:
+        return work.stages
     left_out: set[Stage] = set()
-    if job.kind == "healing":
-        left_out |= {"differentiating", "calibrating", "allocating", "factorizing"}
     if job.options.heal_tokens is None:
         left_out.add("healing")
     if job.model_id.startswith((LOCAL, UPLOAD)):

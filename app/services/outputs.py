@@ -94,9 +94,11 @@ def get_report(context: Context, owner: str, job_id: str) -> dict[str, Any]:
         job = jobs.get_job(session, job_id, owner)
         report = outputs.find_report(session, job)
     if report is None:
-        kind = JobRequest.model_validate(job.request).kind
-        if kind in {"profile", "evaluation", "push"}:
-            raise ReportNotReadyError(f"{kind} jobs have no report; only those that compress, heal or export do")
+        request = JobRequest.model_validate(job.request)
+        if not request.makes_result:
+            raise ReportNotReadyError(
+                f"{request.kind} jobs have no report; only those that compress, heal or export do"
+            )
         raise ReportNotReadyError(f"the job is {job.status}; only succeeded jobs have a report")
     return report.body
 

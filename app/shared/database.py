@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, CursorResult, DateTime, Engine, create_engine, event, func, make_url, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.types import TypeDecorator
@@ -133,6 +134,19 @@ def change_rows(session: Session, statement: UpdateBase) -> int:
     result = session.execute(statement)
     assert isinstance(result, CursorResult)
     return result.rowcount
+
+
+def insertion(session: Session, table: type[DeclarativeBase]) -> postgresql.Insert | sqlite.Insert:
+    """Return an insertion that can say what to do about a row with the same key."""
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    return insert(table)
+
+
+def insert_if_new(session: Session, table: type[DeclarativeBase], **values: object) -> bool:
+    """Insert a row unless there is one with its primary key; return whether it is new."""
+    key = table.__table__.primary_key
+    statement = insertion(session, table).values(values).on_conflict_do_nothing(index_elements=key).returning(*key)
+    return session.execute(statement).one_or_none() is not None
 
 
 def upgrade(url: URL | str, revision: str = "head") -> None:

@@ -4,7 +4,7 @@ A row has everything about a kind but its request (`app.shared.requests`), what 
 (`app.services.works`), and what its process does (`worker.confined`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,11 +20,14 @@ class Work:
         path: the end of the path of its endpoints.
         endpoint: name of the endpoint that submits it.
         about: description of that endpoint.
+        verb: what it does to the result, in the present tense.
+        stages: its stages, in order.
         tag: group of that endpoint in the OpenAPI document.
         listed: description of the endpoint that lists the jobs which do it; None if it has none.
         reads_model: whether it reads the original model, and not only the artifact.
         reads_calibration: whether it reads the calibration data.
         makes_result: whether it publishes a report and files.
+        converts: whether these are the earlier result in another form, with its report.
         pushes: whether it sends files to the Hub as they are, with a token that may write.
     """
 
@@ -32,12 +35,20 @@ class Work:
     path: str
     endpoint: str
     about: str
+    verb: str
+    stages: Sequence[str]
     tag: str = "results"
     listed: str | None = None
     reads_model: bool = False
     reads_calibration: bool = False
     makes_result: bool = False
+    converts: bool = False
     pushes: bool = False
+
+    @property
+    def makes_model(self) -> bool:
+        """Whether it publishes another model than the earlier job."""
+        return self.makes_result and not self.converts
 
 
 _HEALING = Work(
@@ -50,6 +61,8 @@ _HEALING = Work(
     The numbers that its layers store are trained on text towards the predictions of the original. The artifact is kept
     until the new job ends, even if it expires before; the job that made it cannot be deleted before that.
     """,
+    verb="heals",
+    stages=("downloading", "preflight", "healing", "exporting"),
     tag="jobs",
     reads_model=True,
     reads_calibration=True,
@@ -64,6 +77,8 @@ _EVALUATION = Work(
 
     It reads a text, zero-shot tasks, and prompts that both models answer. An empty object takes all defaults.
     """,
+    verb="evaluates",
+    stages=("downloading", "preflight", "evaluating"),
     listed="""
     List the latest 100 evaluations of a job's artifact, newest first; its own evaluation is in its report.
 
@@ -82,8 +97,11 @@ _EXPORT = Work(
     they do not, the request is refused, and the message says how to compress for them instead. The files are artifacts
     of the new job.
     """,
+    verb="exports",
+    stages=("downloading", "exporting"),
     listed="List the latest 100 jobs that write the result of a job in other formats, newest first.",
     makes_result=True,
+    converts=True,
 )
 _PUSH = Work(
     kind="push",
@@ -95,7 +113,11 @@ _PUSH = Work(
     The header `Hub-Token` has a token with write access; without it the server uses its own, which only the user of a
     server without API keys may do. Files that the repository has already are not sent again.
     """,
+    verb="pushes",
+    stages=("downloading", "uploading"),
     listed="List the latest 100 pushes of a job's files to the Hub, newest first.",
     pushes=True,
 )
-WORKS: Mapping[WorkKind, Work] = {work.kind: work for work in (_EVALUATION, _EXPORT, _PUSH, _HEALING)}
+WORKS: Mapping[str, Work] = {work.kind: work for work in (_EVALUATION, _EXPORT, _PUSH, _HEALING)}
+CONVERSIONS: frozenset[str] = frozenset(kind for kind, work in WORKS.items() if work.converts)
+"""The kinds whose report is that of the earlier job."""

@@ -15,8 +15,8 @@ from rocket_cli.progress_view import ProgressView, print_line, progress_view
 from rocket_core.report.formatting import bytes_text
 
 if TYPE_CHECKING:
-    from rocket_client._download import DownloadedFile, DownloadProgress
-    from rocket_client._model_upload import UploadProgress
+    from rocket_client._download import DownloadedFile
+    from rocket_client._wire import TransferProgress
 
 
 _SECONDS_BEFORE_ESTIMATE = 2.0
@@ -47,11 +47,11 @@ def download(
 
 def bytes_view(
     view: ProgressView, notice: OutageNotice, clock: Callable[[], float] = time.monotonic, *, stage: str = "downloading"
-) -> Callable[["DownloadProgress | UploadProgress"], None]:
+) -> Callable[["TransferProgress"], None]:
     """Return a callback for downloads and uploads that shows their progress in bytes."""
     began = clock()
 
-    def show(progress: "DownloadProgress | UploadProgress") -> None:
+    def show(progress: "TransferProgress") -> None:
         notice.end()
         seconds, seconds_left = clock() - began, None
         if progress.received and seconds > _SECONDS_BEFORE_ESTIMATE:

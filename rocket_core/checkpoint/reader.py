@@ -1,6 +1,5 @@
 """Reading safetensors: tensors found by `rocket_core.inspection.files.safetensors_headers`, with torch."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -112,16 +111,6 @@ class DecodedEntry(TensorEntry):
     parts: Mapping[str, TensorEntry]
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the decoded weight."""
-        return self.numbers * DTYPES[self.dtype].itemsize
-
-    @property
-    def numbers(self) -> int:
-        """Count of numbers in the decoded weight."""
-        return math.prod(self.shape)
-
-    @property
     def file_bytes(self) -> int:
         """Bytes of all of its tensors in the files."""
         return sum(part.nbytes for part in self.parts.values())
@@ -188,16 +177,6 @@ class PartEntry(TensorEntry):
     def file_bytes(self) -> int:
         """Bytes of the tensor's share in the files."""
         return self.numbers * self.expert.file_bytes // self.expert.numbers
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor."""
-        return self.numbers * DTYPES[self.dtype].itemsize
-
-    @property
-    def numbers(self) -> int:
-        """Count of numbers in the tensor."""
-        return math.prod(self.shape)
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the tensor's bytes, all at once."""

@@ -13,9 +13,6 @@ from rocket_core.layers.packing import pack_coefficients
 from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.integer_codes import RoundedWeight
 
-CODE_NAMES = ("weight", "weight_scale")
-"""Names of the tensors that replace the weight of a quantized layer."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerFactors:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Float
@@ -46,14 +46,7 @@ class Search:
 
 def settings_of(config: CompressionConfig) -> FactorizerSettings:
     """Return the factorizer's settings."""
-    return FactorizerSettings(
-        importance_balance=config.importance_balance,
-        over_sparsification=config.over_sparsification,
-        ridge=config.ridge,
-        sparsification=config.sparsification,
-        sweeps=config.sweeps,
-        metric=config.metric,
-    )
+    return FactorizerSettings(**{field.name: getattr(config, field.name) for field in fields(FactorizerSettings)})
 
 
 def search_of(method: Method, settings: FactorizerSettings, shapes: Sequence[float]) -> Search:

@@ -20,29 +20,20 @@ def layer_report(
     nnz = None if outcome is None or candidate.kind in CODE_KINDS else outcome.nnz
     kept = candidate.kept_parameters if outcome is None else outcome.kept_parameters
     stored = candidate.stored_bytes if outcome is None else outcome.stored_bytes
-    return LayerReport(
-        name=profile.name,
-        kind=candidate.kind,
-        d_in=profile.d_in,
-        d_out=profile.d_out,
-        rank=candidate.rank,
-        nnz=nnz,
-        sparsity=None if nnz is None else sparsity(rows, profile.d_out, nnz),
-        rank_nnz_ratio=None if nnz is None or candidate.rank is None else rows * profile.d_out / nnz,
-        kept_parameters=kept,
-        stored_bytes=stored,
-        bits_per_weight=bits_per_weight(profile.d_in, profile.d_out, stored),
-        bits=candidate.bits,
-        group_size=candidate.group_size,
-        scale_bits=candidate.scale_bits,
-        block_type=candidate.block_type,
-        compression_ratio=achieved_ratio(profile.parameters, kept),
-        reconstruction_error=candidate.reconstruction_error,
-        weight_error=candidate.weight_error,
-        loss=candidate.loss,
-        achieved_error=0.0 if outcome is None else outcome.achieved_error,
-        frontier=frontier,
-        input_group=profile.input_group,
-        dictionary=candidate.dictionary,
-        routed_tokens=profile.routed_tokens,
+    # What a report has of the same name; lists of candidates are not among it.
+    told = set(LayerReport.model_fields)
+    described = profile.model_dump(include=told) | candidate.model_dump(include=told)
+    return LayerReport.model_validate(
+        described
+        | {
+            "nnz": nnz,
+            "sparsity": None if nnz is None else sparsity(rows, profile.d_out, nnz),
+            "rank_nnz_ratio": None if nnz is None or candidate.rank is None else rows * profile.d_out / nnz,
+            "kept_parameters": kept,
+            "stored_bytes": stored,
+            "bits_per_weight": bits_per_weight(profile.d_in, profile.d_out, stored),
+            "compression_ratio": achieved_ratio(profile.parameters, kept),
+            "achieved_error": 0.0 if outcome is None else outcome.achieved_error,
+            "frontier": frontier,
+        }
     )

@@ -211,7 +211,7 @@ def test_a_process_that_lost_its_job_is_ended(
         if fate == "deleted":
             session.execute(text("DELETE FROM jobs"))
         else:
-            assert sweeps.reclaim_from(session) == [job_id]
+            assert sweeps.reclaim_claimed(session) == [job_id]
             if fate == "taken by another worker":
                 leases.claim_job(session, job_id, worker="thief", lease_seconds=60)
     thread.join()

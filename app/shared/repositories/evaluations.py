@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.shared.lifecycle import Status
 from app.shared.models import EvaluationRow, Job, ReportRow
+from app.shared.works import CONVERSIONS
 from rocket_core.report.quality import EvaluationReport
 
 
@@ -34,8 +35,9 @@ def list_measured(session: Session, owner: str, model_id: str, *, limit: int) ->
         limit: maximum number of jobs, and of later evaluations.
     """
     of_model = (Job.owner == owner, Job.status == Status.SUCCEEDED, Job.request["model_id"].as_string() == model_id)
-    # An export has the report of the job that it exports, which is listed itself.
-    is_own = or_(Job.request["on_source"].as_string().is_(None), Job.request["on_source"].as_string() != "export")
+    # The report of a conversion is that of the job that it converts, which is listed itself.
+    kind = Job.request["on_source"].as_string()
+    is_own = or_(kind.is_(None), kind.not_in(CONVERSIONS))
     # Only a small part of the report, which has all layers.
     evaluation = without_answers(session, ReportRow.body["evaluation"])
     within = select(Job, evaluation).join(ReportRow, ReportRow.job_id == Job.id).where(*of_model, is_own)

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from sqlalchemy import ColumnElement, Select, delete, exists, func, insert, literal, select, type_coerce
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Session
 
-from app.shared.database import now
+from app.shared.database import insert_if_new, now
 from app.shared.errors import ConflictError, IdempotencyKeyReusedError, JobNotFoundError
 from app.shared.lifecycle import Status, move
 from app.shared.logging import current_request_id
@@ -370,18 +370,13 @@ def _remember(session: Session, job: Job, idempotency: Idempotency, fingerprint:
     mine = (IdempotencyKey.owner == job.owner, IdempotencyKey.key == idempotency.key)
     session.execute(delete(IdempotencyKey).where(*mine, IdempotencyKey.expires_at <= job.created_at))
     # On Postgres this waits for a transaction that is writing the same key, and then finds it taken.
-    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    statement = (
-        insert(IdempotencyKey)
-        .values(
-            owner=job.owner,
-            key=idempotency.key,
-            fingerprint=fingerprint,
-            job_id=job.id,
-            created_at=job.created_at,
-            expires_at=job.created_at + idempotency.lifetime,
-        )
-        .on_conflict_do_nothing()
-        .returning(IdempotencyKey.key)
+    return insert_if_new(
+        session,
+        IdempotencyKey,
+        owner=job.owner,
+        key=idempotency.key,
+        fingerprint=fingerprint,
+        job_id=job.id,
+        created_at=job.created_at,
+        expires_at=job.created_at + idempotency.lifetime,
     )
-    return session.execute(statement).one_or_none() is not None

@@ -5,10 +5,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from app.shared.database import change_rows, now
+from app.shared.database import change_rows, insertion, now
 from app.shared.errors import ProfileNotFoundError
 from app.shared.models import Job, Profile
 from app.shared.outcomes import NewEvent
@@ -148,9 +147,8 @@ def _insert_or_use(session: Session, row: dict[str, Any]) -> str:
 
     In one statement: between two, another transaction could delete the profile that was found.
     """
-    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     statement = (
-        insert(Profile)
+        insertion(session, Profile)
         .values(row)
         .on_conflict_do_update(index_elements=["owner", "fingerprint"], set_={"used_at": row["used_at"]})
         .returning(Profile.id)

@@ -14,6 +14,7 @@ from app.shared.models import Artifact, Job, ReportRow
 from app.shared.repositories.models import check_model
 from app.shared.repositories.uploads import check_upload
 from app.shared.requests import UPLOAD, JobRequest
+from app.shared.works import CONVERSIONS
 from rocket_core.engines import ExportKind
 
 
@@ -79,7 +80,7 @@ def find_source(
     report = session.get(ReportRow, job.id)
     if report is None:
         raise ConflictError("the job has no result; name one that has compressed or healed a model")
-    if job.request.get("on_source") == "export" and not is_pushed:
+    if job.request.get("on_source") in CONVERSIONS and not is_pushed:
         raise ConflictError(
             "the job has only written the result of another one in another format; name the job that made the result"
         )

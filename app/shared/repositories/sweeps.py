@@ -102,18 +102,15 @@ def reclaim_expired(session: Session) -> list[str]:
     return _reclaim(session, Job.lease_until <= now(session))
 
 
-def reclaim_from(session: Session, worker: str | None = None) -> list[str]:
-    """Reclaim the jobs of a worker that is known to be dead, without waiting for its leases.
+def reclaim_claimed(session: Session) -> list[str]:
+    """Reclaim all claimed jobs without waiting for their leases.
 
-    Args:
-        session: a writing transaction.
-        worker: the worker; None for all, for a service that holds the lock on its data folder and so knows that no
-            worker of an earlier service is left.
+    It is for a service that holds the lock on its data folder, and so knows that no worker of an earlier one is left.
 
     Returns:
         The ids of the reclaimed jobs.
     """
-    return _reclaim(session, Job.fence.is_not(None) if worker is None else Job.claimed_by == worker)
+    return _reclaim(session)
 
 
 def requeue_job(session: Session, job_id: str) -> Job:
@@ -202,10 +199,10 @@ def identity(session: Session) -> str:
     return session.scalars(select(Identity.id)).one()
 
 
-def _reclaim(session: Session, condition: ColumnElement[bool]) -> list[str]:
+def _reclaim(session: Session, *conditions: ColumnElement[bool]) -> list[str]:
     at = now(session)
-    held = Job.fence.is_not(None)
-    statement = select(Job).where(held, condition).order_by(Job.id).limit(_BATCH).with_for_update(skip_locked=True)
+    held = select(Job).where(Job.fence.is_not(None), *conditions).order_by(Job.id).limit(_BATCH)
+    statement = held.with_for_update(skip_locked=True)
     jobs = session.scalars(statement.execution_options(populate_existing=True)).all()
     for job in jobs:
         _take(session, job, at)

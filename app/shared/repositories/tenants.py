@@ -4,10 +4,9 @@ import re
 from dataclasses import dataclass
 
 from sqlalchemy import exists, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from app.shared.database import now
+from app.shared.database import insert_if_new, now
 from app.shared.errors import InvalidRequestError, NotFoundError
 from app.shared.models import Artifact, Job, Tenant, Upload, UploadedModel
 
@@ -47,9 +46,7 @@ def ensure_tenant(session: Session, name: str) -> bool:
             "letter or digit",
             param="tenant",
         )
-    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    statement = insert(Tenant).values(name=name, created_at=now(session)).on_conflict_do_nothing()
-    return session.execute(statement.returning(Tenant.name)).one_or_none() is not None
+    return insert_if_new(session, Tenant, name=name, created_at=now(session))
 
 
 def lock_tenant(session: Session, name: str) -> None:

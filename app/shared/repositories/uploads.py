@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 from sqlalchemy import delete, func, or_, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from app.shared.database import now
+from app.shared.database import insert_if_new, now
 from app.shared.errors import ConflictError, UploadNotFoundError
 from app.shared.lifecycle import Status
 from app.shared.models import Job, Upload
@@ -47,15 +46,8 @@ def save_upload(session: Session, owner: str, new: NewUpload) -> tuple[Upload, b
     Returns:
         The upload, and whether it is new; if not, the caller must remove the stored file.
     """
-    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     values = {name: getattr(new, name) for name in ("storage_key", "sha256", "size", "suffix", "documents", "name")}
-    statement = (
-        insert(Upload)
-        .values(owner=owner, id=new.id, created_at=now(session), **values)
-        .on_conflict_do_nothing(index_elements=["owner", "id"])
-        .returning(Upload.id)
-    )
-    is_new = session.execute(statement).one_or_none() is not None
+    is_new = insert_if_new(session, Upload, owner=owner, id=new.id, created_at=now(session), **values)
     return get_upload(session, owner, new.id), is_new
 
 

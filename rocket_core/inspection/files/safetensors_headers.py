@@ -4,6 +4,7 @@ A header is checked against its file before it is trusted. Callers pass the name
 a path on the command line, less in a service with untrusted clients.
 """
 
+import math
 import re
 import struct
 from collections.abc import Callable, Collection
@@ -69,8 +70,8 @@ class TensorHeader:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
-        return self.stop - self.start
+        """Bytes of the tensor; of one that is decoded, those of what that makes."""
+        return self.numbers * _BITS[self.dtype] // 8
 
     @property
     def file_bytes(self) -> int:
@@ -79,8 +80,8 @@ class TensorHeader:
 
     @property
     def numbers(self) -> int:
-        """Count of numbers in the tensor: the product of its shape, which is verified when the header is parsed."""
-        return 8 * self.nbytes // _BITS[self.dtype]
+        """Count of numbers in the tensor."""
+        return math.prod(self.shape)
 
 
 def weight_files(names: Collection[str], read_index: Callable[[], bytes], folder: str) -> tuple[str, ...]:
@@ -226,7 +227,7 @@ def _tensor(key: str, fields: dict[str, Any], base: int, size: int, name: str) -
             f"{name}: tensor {key!r} has dtype {dtype}, which is not supported; convert the model to F32, F16 or BF16"
         )
     header = TensorHeader(key=key, dtype=dtype, shape=tuple(shape), start=base + offsets[0], stop=base + offsets[1])
-    if _count_numbers(header, size) != header.numbers or 8 * header.nbytes % _BITS[dtype]:
+    if _count_numbers(header, size) * _BITS[dtype] != 8 * header.file_bytes:
         raise ValueError(f"tensor {key!r} has offsets that do not fit its shape")
     return header
 

@@ -1,6 +1,5 @@
 """Weights in few bits that can be decoded, as config.json describes them and headers show them. Loads no torch."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,16 +37,6 @@ class CodedTensor(TensorHeader):
     scheme: Scheme
     parts: Parts
     options: Mapping[str, Any]
-
-    @property
-    def numbers(self) -> int:
-        """Count of numbers in the decoded weight."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the decoded weight."""
-        return self.numbers * (4 if self.dtype == "F32" else 2)
 
     @property
     def file_bytes(self) -> int:

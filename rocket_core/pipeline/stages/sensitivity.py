@@ -47,7 +47,6 @@ def measure_sensitivities(
     monitor: Monitor,
     *,
     windows: int = 32,
-    loss: Loss | None = None,
 ) -> dict[str, Sensitivity]:
     """Measure the Fisher diagonal of the output of each layer to compress.
 
@@ -62,7 +61,6 @@ def measure_sensitivities(
         work: work folder for finished vectors.
         monitor: notified of every block and batch.
         windows: number of samples to use, from the first; >= 1.
-        loss: `tokens` or `hidden_states`; None uses `tokens` if the model predicts next tokens.
 
     Returns:
         Sensitivities of all layers by name, in model order, then of the modules of token tables; all zero for a layer
@@ -78,8 +76,8 @@ def measure_sensitivities(
     cache = StateCache(work.path / _CACHE_NAME)
     if any(work.sensitivity(name) is None for name in names):
         in_order = run.architecture.is_causal or len(run.architecture.lists) > 1
-        chosen = loss or natural_loss(run.architecture.model, reads_in_order=in_order)
-        _ReversePass(run, calibration[:windows], work, cache, monitor, chosen).complete()
+        loss = natural_loss(run.architecture.model, reads_in_order=in_order)
+        _ReversePass(run, calibration[:windows], work, cache, monitor, loss).complete()
     cache.remove()
     found = {name: work.sensitivity(name) for name in names}
     return {name: sensitivity for name, sensitivity in found.items() if sensitivity is not None}

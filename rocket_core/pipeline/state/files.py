@@ -38,6 +38,15 @@ def read_model(file: Path, model: type[Model]) -> Model:
         return model.model_validate_json(file.read_bytes())
 
 
+def find_model(file: Path, model: type[Model]) -> Model | None:
+    """Read a model written by `write_model`; None if the file does not exist.
+
+    Raises:
+        CorruptCheckpointError: the file is damaged; the message says what to remove.
+    """
+    return read_model(file, model) if file.is_file() else None
+
+
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a safetensors file atomically."""
     plans = [

@@ -19,6 +19,7 @@ from rocket_core.exports.output_folder import is_unfinished
 from rocket_core.layers import LayerEntry
 from rocket_core.linalg.whitening import Eigenbasis
 from rocket_core.pipeline.state.files import (
+    find_model,
     read_model,
     read_tensors,
     tensor_entries,
@@ -180,7 +181,7 @@ class WorkFolder:
 
     def text(self) -> CalibratedText | None:
         """Return how well the original predicts the calibration text, if that has been measured."""
-        return read_model(self._text_file, CalibratedText) if self._text_file.is_file() else None
+        return find_model(self._text_file, CalibratedText)
 
     def save_text(self, text: CalibratedText) -> None:
         """Store how well the original predicts the calibration text."""
@@ -201,8 +202,7 @@ class WorkFolder:
 
     def block(self, index: int) -> BlockRecord | None:
         """Return the record of a finished block; None if it is not finished."""
-        file = self.path / "blocks" / f"{index:05}.json"
-        return read_model(file, BlockRecord) if file.is_file() else None
+        return find_model(self.path / "blocks" / f"{index:05}.json", BlockRecord)
 
     def save_block(self, index: int, record: BlockRecord) -> None:
         """Store the record of a block, which marks it as profiled."""
@@ -210,8 +210,7 @@ class WorkFolder:
 
     def profile(self, layer: str) -> LayerProfile | None:
         """Return the profile of a finished layer; None if it is not finished."""
-        file = self.path / "profiles" / f"{layer}.json"
-        return read_model(file, LayerProfile) if file.is_file() else None
+        return find_model(self.path / "profiles" / f"{layer}.json", LayerProfile)
 
     def save_profile(self, profile: LayerProfile) -> None:
         """Store the profile of a layer, which marks it as profiled."""
@@ -257,8 +256,7 @@ class WorkFolder:
 
     def allocation(self) -> Allocation | None:
         """Return the allocation, if it has been made."""
-        file = self.path / "allocation.json"
-        return read_model(file, Allocation) if file.is_file() else None
+        return find_model(self.path / "allocation.json", Allocation)
 
     def save_allocation(self, allocation: Allocation) -> None:
         """Store the allocation."""
@@ -271,8 +269,7 @@ class WorkFolder:
 
     def codes(self, layer: str) -> LayerEntry | None:
         """Return how the codes of a quantized layer are stored; None if its tensors are factors."""
-        file = self.path / "factors" / f"{layer}.json"
-        return read_model(file, LayerEntry) if file.is_file() else None
+        return find_model(self.path / "factors" / f"{layer}.json", LayerEntry)
 
     def save_factors(self, layer: str, tensors: Mapping[str, torch.Tensor], *, codes: LayerEntry | None = None) -> None:
         """Store the factors or codes of a layer, which marks it as factorized.
@@ -288,8 +285,7 @@ class WorkFolder:
 
     def refined(self, index: int) -> RefinedBlock | None:
         """Return the record of a refined block; None if it is not refined."""
-        file = self.path / "refined" / f"{index:05}.json"
-        return read_model(file, RefinedBlock) if file.is_file() else None
+        return find_model(self.path / "refined" / f"{index:05}.json", RefinedBlock)
 
     def refined_blocks(self) -> dict[int, RefinedBlock]:
         """Return the records of all refined blocks by index, in order."""
@@ -307,8 +303,7 @@ class WorkFolder:
 
     def outcome(self, layer: str) -> LayerOutcome | None:
         """Return the outcome of a compressed layer; None if it is not finished."""
-        file = self.path / "outcomes" / f"{layer}.json"
-        return read_model(file, LayerOutcome) if file.is_file() else None
+        return find_model(self.path / "outcomes" / f"{layer}.json", LayerOutcome)
 
     def save_outcome(self, layer: str, outcome: LayerOutcome) -> None:
         """Store the outcome of a layer, whose factors are stored already, which marks it as compressed."""
@@ -352,8 +347,7 @@ class WorkFolder:
 
     def evaluation(self, requested: EvaluationRecord) -> EvaluationReport | None:
         """Return the result of a finished evaluation with the same settings on the same text."""
-        file = self.path / "evaluation.json"
-        record = read_model(file, EvaluationRecord) if file.is_file() else None
+        record = find_model(self.path / "evaluation.json", EvaluationRecord)
         if record is None or record.model_copy(update={"report": None}) != requested:
             return None
         return record.report
@@ -364,8 +358,7 @@ class WorkFolder:
 
     def speed(self) -> SpeedReport | None:
         """Return the result of a finished benchmark."""
-        file = self.path / "speed.json"
-        return read_model(file, SpeedReport) if file.is_file() else None
+        return find_model(self.path / "speed.json", SpeedReport)
 
     def save_speed(self, report: SpeedReport) -> None:
         """Store a finished benchmark."""

@@ -225,7 +225,7 @@ class LifeCycle(RuleBasedStateMachine):
 
     @rule(everything=st.sampled_from([False, False, True]))
     def reclaim(self, everything):
-        taken = self.worker.do(sweeps.reclaim_from if everything else sweeps.reclaim_expired)
+        taken = self.worker.do(sweeps.reclaim_claimed if everything else sweeps.reclaim_expired)
         assert sorted(taken) == sorted(self.lives.reclaim(everything=everything))
 
     @rule(arrive=st.booleans())

@@ -75,3 +75,13 @@ def test_a_form_may_ask_for_healing(page, client):
     assert "is not a number of tokens" in refused.text
     refused = page("POST", "/ui/new", data=fields | {"engine": "llama.cpp"})
     assert "heal_tokens" in refused.text
+
+
+def test_the_stages_of_healing_start_with_the_artifact(page, worker, submitted):
+    worker.report = report_of_layers()
+    worker.succeed(submitted, {"rocket/model.safetensors": b"weights"})
+    answer = page("POST", f"/ui/jobs/{submitted}/heal", data={"tokens": "1k", "form": "f"})
+    text = page("GET", answer.headers["Location"]).text
+    stages = re.findall(r'<li class="pending"><span class="name">([^<]*)', text)
+    assert stages == ["fetching the files", "checking the model", "healing the result", "writing the files"]
+    assert "heals the result of" in text

@@ -5,7 +5,7 @@ import pytest
 
 from rocket_cli.commands.download import bytes_view
 from rocket_cli.connection import OutageNotice
-from rocket_client._download import DownloadProgress
+from rocket_client._wire import TransferProgress
 
 FILES = {"rocket/model.safetensors": b"weights" * 1000, "dense/model.safetensors": b"w", "report.json": b"{}"}
 
@@ -102,7 +102,7 @@ def test_progress_is_shown_in_bytes():
     show = bytes_view(view, OutageNotice("server", quiet=True), clock)
     for seconds, done, received in ((0.1, 10, 10), (10.0, 1_500_000, 1_000_000), (10.0, 3_000_000, 0)):
         clock.now = seconds
-        show(DownloadProgress(name="a/b", done=done, total=3_000_000, received=received))
+        show(TransferProgress(name="a/b", done=done, total=3_000_000, received=received))
 
     assert shown == [
         ("downloading", "10 bytes of 3.00 MB a/b", pytest.approx(0, abs=1e-5), None),

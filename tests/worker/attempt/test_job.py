@@ -375,7 +375,7 @@ def test_a_job_reclaimed_from_its_worker_publishes_nothing(quick, settings, data
     class Reclaimed(Attempt):
         def _succeed(self, work_key):
             with database.transaction() as session:
-                sweeps.reclaim_from(session)
+                sweeps.reclaim_claimed(session)
             super()._succeed(work_key)
 
     with pytest.raises(FencedOutError):

@@ -80,7 +80,7 @@ def test_a_cancellation_sets_the_stop_event(keep, held, cancel):
 
 def test_a_fenced_out_keeper_reports_the_loss(keep, held, database):
     with database.transaction() as session:
-        sweeps.reclaim_from(session)
+        sweeps.reclaim_claimed(session)
     # Long before a lease has expired.
     with keep(held, lease_seconds=600) as keeper:
         assert keeper.lost.wait(20)

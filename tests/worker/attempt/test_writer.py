@@ -124,7 +124,7 @@ def test_waiting_for_the_database_has_a_limit(hasty_database, held, other_writer
 
 def test_a_writer_that_lost_its_job_is_fenced_out(writer, database):
     with database.transaction() as session:
-        sweeps.reclaim_from(session)
+        sweeps.reclaim_claimed(session)
     for word in (
         lambda: writer.on_progress(at("calibrating", 0.1)),
         lambda: writer.write(outputs.save_layer_profile, 0, PROFILE),

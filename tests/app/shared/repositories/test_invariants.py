@@ -125,7 +125,7 @@ def machine(database_url, clock, report, result, artifact, profile):
 
         @rule(everything=st.booleans())
         def sweep(self, everything):
-            self.act(sweeps.reclaim_from if everything else sweeps.reclaim_expired)
+            self.act(sweeps.reclaim_claimed if everything else sweeps.reclaim_expired)
 
         @invariant()
         def promises_hold(self):

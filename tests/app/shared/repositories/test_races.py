@@ -209,7 +209,7 @@ def test_of_two_workers_that_finish_one_job_only_one_writes(
 
     def take():
         with database.transaction() as session:
-            return sweeps.reclaim_from(session)
+            return sweeps.reclaim_claimed(session)
 
     taken, finished = Duel(monkeypatch, sweeps, "append_event").fight(take, finish)
     assert (taken, finished) == ([job_id], "fenced out")

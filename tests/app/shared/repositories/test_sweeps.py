@@ -94,21 +94,13 @@ def test_a_job_being_cancelled_by_a_dead_worker_is_cancelled(database, submit, s
     assert look(database, job_id).status == "cancelled"
 
 
-def test_only_a_dead_workers_jobs_are_reclaimed_at_once(database, submit, sweep, claim):
-    dead, alive = submit(), submit()
-    claim(dead, "dead")
-    claim(alive, "alive")
-    assert sweep(sweeps.reclaim_from, worker="dead") == [dead]
-    assert look(database, alive).status == "running"
-
-
 def test_the_owner_of_the_data_folder_reclaims_every_job(submit, sweep, claim):
     job_ids = [submit(), submit()]
     for job_id in job_ids:
         claim(job_id)
     queued = submit()
-    assert sorted(sweep(sweeps.reclaim_from)) == sorted(job_ids)
-    assert queued not in sweep(sweeps.reclaim_from)
+    assert sorted(sweep(sweeps.reclaim_claimed)) == sorted(job_ids)
+    assert queued not in sweep(sweeps.reclaim_claimed)
 
 
 def test_artifacts_expire_once_and_stay_listed(database, submit, sweep, claim, clock, report, result, artifact):
