@@ -56,8 +56,9 @@ _FLOATS = {torch.float64: 0, torch.float32: 1}
 _FACTOR_SPEED = 0.4
 # Operations that sort, by passes that read and write keys and places.
 _SORTS, _SORTING_PASSES = {"argsort", "sort", "topk"}, 25
-# Bytes that a core deflates, and that are written to a disk, in a second; bytes that pinned memory is emptied of.
-_DEFLATED, _WRITTEN, _MOVED = 100e6, 1e9, 8e9
+# Bytes in a second: that a core deflates, that are written to a disk, that pinned memory is emptied of, that a thread
+# reads from files for a device.
+_DEFLATED, _WRITTEN, _MOVED, _READ = 100e6, 1e9, 8e9, 1.6e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +72,7 @@ class Device:
         eigh: seconds for eigenvectors of 8,192 rows in float64 and float32, which are cubic in rows; of a row at least.
         kernel: seconds of a kernel in Triton that visits `on_gpu.BLOCK` inputs.
         cores: of the host.
-        launch, wait: seconds of the host for an operation, and for a value that it asks for.
+        launch, wait: seconds of the host for an operation, with the Python around it, and for a value that it asks for.
     """
 
     products: tuple[float, float, float, float]
@@ -79,9 +80,9 @@ class Device:
     up: float
     down: float
     eigh: tuple[float, float, float]
-    kernel: float = 40e-6
+    kernel: float = 1e-3
     cores: int = 16
-    launch: float = 7.5e-6
+    launch: float = 25e-6
     wait: float = 13e-6
 
 
@@ -127,7 +128,7 @@ class _Meter(Observer):
         for name, device in DEVICES.items():
             self._add(name, "waits", device.wait * sum(counts.waits.values()))
             self._add(name, "copies", up / device.up + down / device.down + down / _MOVED)
-            self._add(name, "files", down / _WRITTEN)
+            self._add(name, "files", up / _READ + down / _WRITTEN)
             self._add(name, "rounding", device.kernel * counts.operations["kernel in Triton"])
         counts.clear()
 
