@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from operator import attrgetter
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
@@ -93,7 +94,15 @@ def create_app(
         context.database.close()
 
     # The framework's own documentation pages load scripts from third-party servers.
-    app = FastAPI(title="Rocket", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Rocket",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        # Generated clients call their functions so.
+        generate_unique_id_function=attrgetter("name"),
+    )
     app.state.context = context
     app.state.streams = Streams(settings.max_streams, share=settings.tenant_streams)
     app.state.health = Health(context)

@@ -136,7 +136,7 @@ def _is_label(name: str) -> bool:
 
 JSON_BODY = Depends(_check_json)
 # Only documents authentication in OpenAPI; the access middleware enforces it before any endpoint runs.
-BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="API key", description="`rk_...`"))
+BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="api_key", description="`rk_...`"))
 ContextDep = Annotated[Context, Depends(_context)]
 CallerDep = Annotated[Caller, Depends(_caller)]
 AdmissionDep = Annotated[Threads, Depends(_admission_threads)]

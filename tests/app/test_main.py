@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
+from openapi_spec_validator import validate
 
 from app.main import create_app
 from app.shared.settings import Settings
@@ -22,6 +23,17 @@ def app(tmp_path):
 
 def operations(app):
     return {(method, path) for path, item in app.openapi()["paths"].items() for method in item}
+
+
+def test_the_openapi_document_is_valid(app):
+    validate(app.openapi())
+
+
+def test_operations_are_called_as_their_functions(app):
+    found = [operation["operationId"] for item in app.openapi()["paths"].values() for operation in item.values()]
+    assert {"submit_job", "get_job", "heal_job", "get_report"} <= set(found)
+    assert len(set(found)) == len(found)
+    assert all(name.isidentifier() for name in found)
 
 
 def test_the_api_has_the_documented_paths(app):

@@ -265,7 +265,7 @@ def test_a_key_is_limited_to_its_scopes(client, make_key, scopes, method, path, 
 
 def test_the_openapi_document_declares_authentication(client):
     document = client.get("/openapi.json").json()
-    assert document["components"]["securitySchemes"]["API key"]["scheme"] == "bearer"
+    assert document["components"]["securitySchemes"]["api_key"]["scheme"] == "bearer"
     for path, item in document["paths"].items():
         for operation in item.values():
             assert bool(operation.get("security")) == (path not in PUBLIC_PATHS)
