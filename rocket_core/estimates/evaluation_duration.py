@@ -20,7 +20,7 @@ from rocket_core.inspection.headers.model_fields import positions
 
 _MODELS = 2
 # Passes over the activations of the layers, over the logits of both models, and over weights, to load and prepare them.
-_FORWARD_PASSES, _LOGIT_PASSES, _WEIGHT_PASSES = 3, 60, 10
+_FORWARD_PASSES, _LOGIT_PASSES, _WEIGHT_PASSES = 3, 30, 10
 # Operations of attention for each token, hidden unit and token of its window, which take as long as those of products.
 _ATTENTION = 8
 # Seconds on any machine: to load a model, and for each block and token of an answer.

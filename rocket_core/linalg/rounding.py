@@ -78,7 +78,7 @@ class RoundingGram:
         """
         # With J the reversal of the order and JGJ = LLᵀ, U is JL⁻¹J.
         backwards = self.order.flip(0)
-        matrix = self.matrix[backwards][:, backwards].double()
+        matrix = self.matrix.index_select(0, backwards).index_select(1, backwards).double()
         if not factor_in_place(matrix):
             raise torch.linalg.LinAlgError("a damped Gram matrix is not positive definite")  # type: ignore[attr-defined]
         invert_triangle_in_place(matrix)
