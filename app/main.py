@@ -16,7 +16,7 @@ from app.api.middleware.forwarding import ForwardingMiddleware
 from app.api.middleware.metrics import MetricsMiddleware
 from app.api.middleware.requests import BodyDeadlineMiddleware, BodyLimitMiddleware, RequestIdMiddleware
 from app.api.paths import PAGES, STATIC
-from app.api.problems import ERROR_HANDLERS, install_error_handlers, problems
+from app.api.problems import ERROR_HANDLERS, Api, install_error_handlers, problems
 from app.api.routes import (
     artifacts,
     calibrations,
@@ -94,7 +94,7 @@ def create_app(
         context.database.close()
 
     # The framework's own documentation pages load scripts from third-party servers.
-    app = FastAPI(
+    app = Api(
         title="Rocket",
         version=__version__,
         lifespan=lifespan,

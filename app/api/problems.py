@@ -81,7 +81,7 @@ class Problem(BaseModel):
     """the reachable ratio nearest to the requested one, [0, 1)."""
 
 
-_SCHEMA = Problem.model_json_schema()
+_SCHEMA = {"$ref": f"#/components/schemas/{Problem.__name__}"}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -92,6 +92,16 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     for status in statuses:
         answers[status] = {"content": content, "description": HTTPStatus(status).phrase}
     return answers
+
+
+class Api(FastAPI):
+    """An application whose OpenAPI document has the schema that `problems` refers to."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the document."""
+        document = super().openapi()
+        document["components"]["schemas"].setdefault(Problem.__name__, Problem.model_json_schema())
+        return document
 
 
 def install_error_handlers(app: FastAPI) -> None:
