@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from markupsafe import Markup, escape
 
 from app.api.paths import DOCS
-from app.api.problems import PROBLEM_TYPE, Problem
+from app.api.problems import PROBLEM_TYPE
 from app.api.schema_text import Json, meaning, type_text
 from app.pages.rendering import render
 
@@ -89,7 +89,7 @@ def show_api(request: Request) -> Response:
         for method in (each for each in _METHODS if each in item):
             group = item[method].get("tags", ["service"])[0]
             groups.setdefault(group, []).append(_operation(method, path, item[method]))
-    schemas = {**document["components"]["schemas"], "Problem": Problem.model_json_schema()}
+    schemas = document["components"]["schemas"]
     return render(
         request,
         "api_browser.html.j2",
