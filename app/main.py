@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from operator import attrgetter
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
@@ -10,13 +9,14 @@ from prometheus_client import CollectorRegistry
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.staticfiles import StaticFiles
 
+from app.api.application import Application
 from app.api.dependencies import BEARER
 from app.api.middleware.access import REFUSALS, AccessMiddleware
 from app.api.middleware.forwarding import ForwardingMiddleware
 from app.api.middleware.metrics import MetricsMiddleware
 from app.api.middleware.requests import BodyDeadlineMiddleware, BodyLimitMiddleware, RequestIdMiddleware
 from app.api.paths import PAGES, STATIC
-from app.api.problems import ERROR_HANDLERS, Api, install_error_handlers, problems
+from app.api.problems import ERROR_HANDLERS, install_error_handlers, problems
 from app.api.routes import (
     artifacts,
     calibrations,
@@ -49,7 +49,6 @@ from app.services.proxies import TrustedProxies
 from app.services.sessions import FailureBudget
 from app.shared.metrics import HttpMetrics, create_registry
 from app.shared.settings import Settings
-from rocket_core import __version__
 
 # Requests with larger bodies than others.
 UPLOADS = (("POST", calibrations.BODY_PATH), ("PUT", models.PIECE_PATH))
@@ -93,16 +92,7 @@ def create_app(
             yield
         context.database.close()
 
-    # The framework's own documentation pages load scripts from third-party servers.
-    app = Api(
-        title="Rocket",
-        version=__version__,
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        # Generated clients call their functions so.
-        generate_unique_id_function=attrgetter("name"),
-    )
+    app = Application(lifespan=lifespan)
     app.state.context = context
     app.state.streams = Streams(settings.max_streams, share=settings.tenant_streams)
     app.state.health = Health(context)

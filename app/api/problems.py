@@ -94,16 +94,6 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return answers
 
 
-class Api(FastAPI):
-    """An application whose OpenAPI document has the schema that `problems` refers to."""
-
-    def openapi(self) -> dict[str, Any]:
-        """Return the document."""
-        document = super().openapi()
-        document["components"]["schemas"].setdefault(Problem.__name__, Problem.model_json_schema())
-        return document
-
-
 def install_error_handlers(app: FastAPI) -> None:
     """Register the handlers that turn errors into problem documents."""
     for kind, handler in ERROR_HANDLERS.items():
