@@ -372,21 +372,22 @@ for number, model in enumerate(sys.argv[2:]):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_hardly_grows_with_the_number_of_blocks(tmp_path, text):
-    folders = [tmp_path / str(blocks) for blocks in (4, 4, 12)]
-    for folder in folders[1:]:
+    folders = [tmp_path / str(blocks) for blocks in (4, 12)]
+    for folder in folders:
         config = LLAMA_LIKE | {"hidden_size": 128, "intermediate_size": 8192, "num_hidden_layers": int(folder.name)}
         LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(folder)
         byte_tokenizer().save_pretrained(folder)
     size = (folders[-1] / "model.safetensors").stat().st_size
     assert size >= 150e6
     measured = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(text), *map(str, folders)],
+        [sys.executable, "-c", MEASURE, str(text), *map(str, [folders[0], *2 * folders])],
         check=True,
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(Path.cwd())},
     )
-    # The first line is from a process that has not computed anything yet.
-    few, many = map(int, measured.stdout.split()[1:])
+    # The first line is from a process that has not computed anything yet; peaks differ by a fifth from run to run.
+    peaks = list(map(int, measured.stdout.split()[1:]))
+    few, many = min(peaks[::2]), min(peaks[1::2])
     assert many <= 1.2 * few, (few, many)
     assert many < size / 3, (many, size)
