@@ -7,10 +7,13 @@ import pytest
 from pydantic import SecretStr
 
 from app.main import create_app
-from app.services.rate_limits import RateLimiter
+from app.services.rate_limits import _REDIS_SECONDS, RateLimiter
 from app.shared.errors import RateLimitedError
 from app.shared.settings import Settings
 from tests.app.conftest import local_client
+
+# Without a timeout a request would wait for ever.
+ANSWERED_WITHIN = 5.0
 
 
 def limiter(**chosen):
@@ -81,8 +84,8 @@ def test_an_unavailable_redis_delays_once_and_counts_locally(kind, request):
     began = time.monotonic()
     rest = [accepted(counting) for _ in range(3)]
     assert (first, rest) == (True, [True, False, False])
-    assert took < 0.9
-    assert time.monotonic() - began < 0.1, "nobody asks it again so soon"
+    assert took < ANSWERED_WITHIN
+    assert time.monotonic() - began < _REDIS_SECONDS, "nobody asks it again so soon"
 
 
 def test_replicas_share_their_counts(settings, redis_server, monkeypatch):
@@ -99,7 +102,7 @@ def test_a_request_is_answered_while_redis_hangs(settings, hanging):
     with local_client(app) as client:
         began = time.monotonic()
         assert client.get("/models").status_code == 200
-        assert time.monotonic() - began < 0.9
+        assert time.monotonic() - began < ANSWERED_WITHIN
 
 
 def test_a_recovered_redis_counts_again(refusing, monkeypatch):

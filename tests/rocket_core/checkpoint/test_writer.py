@@ -1,7 +1,7 @@
 import json
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -23,6 +23,7 @@ def some_tensors(seed=0):
     }
 
 
+@settings(deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from(DTYPES)), max_size=8),
     limit=st.integers(1, 300),
