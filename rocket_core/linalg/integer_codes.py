@@ -226,12 +226,6 @@ def exponent_above(largest: float, code_format: CodeFormat) -> int:
     return max(-most, min(math.ceil(logarithm * code_format.steps_per_octave), most))
 
 
-def round_parts(parts: Float[Tensor, "*shape"], code_format: CodeFormat) -> Float[Tensor, "*shape"]:
-    """Round parts of a scale to the integers that a code can be; returns a new tensor."""
-    half = 2 ** (code_format.bits - 1)
-    return parts.round().clamp_(-half, half - 1)
-
-
 def by_group(rows: Float[Tensor, "d_in columns"], code_format: CodeFormat) -> Float[Tensor, "groups size columns"]:
     """Return rows by the group of their input; the last group is filled up with zeros."""
     missing = -len(rows) % code_format.group_size
