@@ -16,10 +16,10 @@ from rocket_core.errors import UnsupportedArchitectureError
 from rocket_core.exports.gguf_tokenizer import CONTROL, PRE_TOKENIZERS, UNKNOWN, USER_DEFINED
 
 _KINDS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-# Other names of the same ways of cutting text into words.
+# Other names of the same pre-tokenizers.
 _SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2", "llama4": "gpt-4o"}
-# Byte-level BPE that starts texts with a token unless the file says otherwise.
-_BEGUN = frozenset({"llama-bpe", "tekken"})
+# Pre-tokenizers of models whose texts start with a token unless the file says otherwise.
+_WITH_BOS = frozenset({"llama-bpe", "tekken"})
 _SPACE = "▁"
 
 
@@ -45,10 +45,10 @@ def save_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
     tokenizer.add_special_tokens(_added(given, CONTROL))
     tokenizer.add_tokens(_added(given, USER_DEFINED))
     named = {kind: tokens[given[f"{key}_token_id"]] for key, kind in _KINDS.items() if f"{key}_token_id" in given}
-    begun = given["model"] == "llama" or _way(given) in _BEGUN
+    adds_bos = given["model"] == "llama" or _pre_tokenizer(given) in _WITH_BOS
     first, last = (
         [named[f"{kind}_token"]] if given.get(f"add_{kind}_token", default) and f"{kind}_token" in named else []
-        for kind, default in (("bos", begun), ("eos", False))
+        for kind, default in (("bos", adds_bos), ("eos", False))
     )
     if first or last:
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -69,22 +69,23 @@ def _added(given: Mapping[str, Any], kind: int) -> list[AddedToken]:
     ]
 
 
-def _way(given: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name of the way in which byte-level BPE cuts text into words."""
+def _pre_tokenizer(given: Mapping[str, Any]) -> str:
+    """Return llama.cpp's name of the pre-tokenizer of byte-level BPE, which cuts text into words."""
     named: str = given.get("pre", "default")
     return _SAME.get(named, named)
 
 
 def _bytes(given: Mapping[str, Any]) -> Tokenizer:
     """Return byte-level BPE."""
-    # The first of two ways with one name is llama.cpp's.
-    ways = {name: way for way, name in reversed(PRE_TOKENIZERS.items())}
-    if _way(given) not in ways:
+    name = _pre_tokenizer(given)
+    # The first of two pre-tokenizers with one name is llama.cpp's.
+    known = {name: parts for parts, name in reversed(PRE_TOKENIZERS.items())}
+    if name not in known:
         raise UnsupportedArchitectureError(
-            f"its tokenizer cuts text into words as {_way(given)!r}; those that are read: {', '.join(sorted(ways))}. "
-            "Give the original checkpoint"
+            f"its pre-tokenizer, which cuts text into words, is {name!r}; those that are read: "
+            f"{', '.join(sorted(known))}. Give the original checkpoint"
         )
-    cuts, ignore_merges = ways[_way(given)]
+    cuts, ignore_merges = known[name]
     vocabulary = {token: number for number, token in enumerate(given["tokens"])}
     merges = [tuple(merge.split(" ", 1)) for merge in given["merges"]]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=ignore_merges))

@@ -37,7 +37,7 @@ from rocket_core.pipeline.requirements import check_needed, decoded_target
 from rocket_core.pipeline.run_coverage import coverage_of_run
 from rocket_core.pipeline.stages.artifact_size import unallocated_bytes
 from rocket_core.pipeline.stages.compress import compress_layers
-from rocket_core.pipeline.stages.download import obtained_model
+from rocket_core.pipeline.stages.download import open_original
 from rocket_core.pipeline.stages.evaluate import measure
 from rocket_core.pipeline.stages.export import export_reports, write_export
 from rocket_core.pipeline.stages.healing.layers import heal_layers, healing_passes
@@ -102,7 +102,7 @@ def compress(
         check_unused(output, config.export)
     with (
         _open_run(output, config, observer, meter, download) as (work, monitor),
-        obtained_model(model, output, revision, hub, config, monitor) as source,
+        open_original(model, output, revision, hub, config, monitor) as source,
     ):
         with monitor.stage("preflight"):
             with offline():
@@ -163,7 +163,7 @@ def profile_model(
         raise InvalidConfigError("a profile is for every ratio and size; leave the target out")
     with (
         _open_run(output, config, observer, meter, download) as (work, monitor),
-        obtained_model(model, output, revision, hub, config, monitor) as source,
+        open_original(model, output, revision, hub, config, monitor) as source,
     ):
         with monitor.stage("preflight"):
             with offline():

@@ -44,7 +44,7 @@ def obtain_model(
 
 
 @contextmanager
-def obtained_model(
+def open_original(
     model: str | ModelSource,
     output: Path,
     revision: str | None,

@@ -85,7 +85,7 @@ def test_an_unavailable_redis_delays_once_and_counts_locally(kind, request):
     rest = [accepted(counting) for _ in range(3)]
     assert (first, rest) == (True, [True, False, False])
     assert took < ANSWERED_WITHIN
-    assert time.monotonic() - began < _REDIS_SECONDS, "nobody asks it again so soon"
+    assert time.monotonic() - began < _REDIS_SECONDS, "it is asked again too soon"
 
 
 def test_replicas_share_their_counts(settings, redis_server, monkeypatch):

@@ -108,7 +108,7 @@ def test_what_would_be_lost_is_refused(name, metadata, computed, words, tmp_path
         (
             "llama",
             {"tokenizer.ggml.model": GgufValue("string", "gpt2"), "tokenizer.ggml.pre": GgufValue("string", "viking")},
-            "cuts text into words as 'viking'",
+            "cuts text into words, is 'viking'",
         ),
     ],
 )
