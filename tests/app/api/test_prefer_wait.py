@@ -70,8 +70,12 @@ def test_without_the_preference_there_is_no_wait(client, submitted):
 
 def test_a_submission_can_wait_for_its_job(client, context, later, worker):
     def cancel():
-        with context.database.transaction() as session:
-            session.execute(text("UPDATE jobs SET status = 'cancelled'"))
+        # The job may not be stored yet.
+        for _attempt in range(200):
+            with context.database.transaction() as session:
+                if session.execute(text("UPDATE jobs SET status = 'cancelled'")).rowcount:
+                    return
+            time.sleep(0.05)
 
     later(cancel, seconds=0.4)
     answer = client.post("/jobs", json=BODY, headers=WAIT)
