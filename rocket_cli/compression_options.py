@@ -298,7 +298,7 @@ class LocalOptions(CompressionOptions):
     sequence_length: options.CalibrationLength = _CALIBRATION.sequence_length
     seed: options.Seed = _CALIBRATION.seed
     task: options.Tasks = None
-    device: options.Device = _DEFAULTS.device
+    device: options.Devices = _DEFAULTS.device
     dtype: options.Dtype = _DEFAULTS.dtype
     precision: options.Precision = _DEFAULTS.precision
     revision: options.Revision = None

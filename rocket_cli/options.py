@@ -139,6 +139,9 @@ Pack = Annotated[
     ),
 ]
 Device = Annotated[str, _of_run("DEVICE", "auto, cpu, cuda, cuda:1, ...")]
+Devices = Annotated[
+    str, _of_run("DEVICES", "auto (all GPUs, else the CPU), cpu, cuda (all), cuda:1, cuda:0,cuda:2, ...")
+]
 Dtype = Annotated[
     config.StorageDtype | None,
     _of_run(

@@ -468,7 +468,10 @@ class CompressionConfig(MethodOptions):
     memory for all of them together, and the time of 7 prompts of 128 tokens and answers of 64 with each.
     """
     device: str = "auto"
-    """torch device to compute on: `auto` (default: an accelerator if there is one), `cpu`, `cuda`, `cuda:1` ..."""
+    """torch devices to compute on: `auto` (default: all accelerators if there are any, else the CPU), `cpu`, `cuda`
+    (all GPUs), `cuda:1`, `cuda:0,cuda:2` ... On several, each has a process that profiles blocks and compresses them,
+    unless that goes from layer to layer; everything else is done on the first.
+    """
     max_shard_bytes: Annotated[int, Field(ge=1)] = 5 * _GIB
     """size at which a new safetensors file is started, default 5 GiB."""
     statistics_quota_bytes: Annotated[int, Field(ge=0)] = 64 * _GIB
@@ -668,7 +671,7 @@ class CompressionConfig(MethodOptions):
         if self.heal_tokens is None:
             return None
         text = self.calibration.model_dump(include=set(HealingConfig.model_fields))
-        return HealingConfig(tokens=self.heal_tokens, device=self.device, **text)
+        return HealingConfig(tokens=self.heal_tokens, device=self.device.partition(",")[0], **text)
 
     def gradient_windows(self, windows: int) -> int:
         """Return how many of the calibration windows the backward pass covers."""

@@ -8,4 +8,4 @@ TOKENS_PER_BATCH_ON_CPU = 2048
 
 def tokens_per_batch(device: str) -> int:
     """Return the most positions of a batch on a type of device."""
-    return TOKENS_PER_BATCH_ON_CPU if device == "cpu" else TOKENS_PER_BATCH
+    return TOKENS_PER_BATCH_ON_CPU if device.startswith("cpu") else TOKENS_PER_BATCH

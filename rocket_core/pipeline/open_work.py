@@ -13,7 +13,7 @@ from rocket_core.pipeline.resource_errors import resource_errors
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import StageReport
-from rocket_core.system.devices import resolve_device
+from rocket_core.system.devices import resolve_devices
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.system.process_memory import keep_freed_memory
 
@@ -32,7 +32,7 @@ def open_work(
 
     Args:
         output: the output folder.
-        device: name of the device.
+        device: names of the devices; costs are those of the first, until others are noted.
         observer: the caller's; None for a bar if a person looks on.
         monitor_of: makes the monitor, given the observer and the costs of the stages.
         meter: measures the energy of each stage; None leaves it out.
@@ -42,7 +42,7 @@ def open_work(
         InvalidConfigError: the output is a file, or the device cannot be used.
         ResourceError: memory or disk ran out.
     """
-    resolved = resolve_device(device)
+    first = resolve_devices(device)[0]
     if output.exists() and not output.is_dir():
         raise InvalidConfigError(f"{output} is a file; give a folder to write to")
     keep_freed_memory()
@@ -52,7 +52,7 @@ def open_work(
         if work.is_ours and work.is_claimed:
             work.save_stages(stages)
 
-    costs = Costs(resolved, work.stages(), meter=meter, save=save)
+    costs = Costs(first, work.stages(), meter=meter, save=save)
     if download is not None:
         costs.include(download)
     with resource_errors(output), shown(observer) as notified:

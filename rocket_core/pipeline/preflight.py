@@ -54,7 +54,7 @@ from rocket_core.pipeline.format_groups import check_experts
 from rocket_core.pipeline.requirements import check_target
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
-from rocket_core.system.devices import compute_dtype, resolve_device
+from rocket_core.system.devices import compute_dtype, resolve_devices
 from rocket_core.version import __version__
 
 
@@ -69,7 +69,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         RocketError: the subclass names the problem: device, files, architecture, calibration data, sequence length,
             ignore patterns, or a target that no choice of candidates can reach.
     """
-    device = resolve_device(config.device)
+    device, *others = resolve_devices(config.device)
     checkpoint = _open_judged_checkpoint(source)
     model_config = read_config(source.folder)
     check_config(model_config.to_dict(), source.name)
@@ -99,6 +99,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         loader=loader,
         inputs=inputs,
         device=device,
+        others=tuple(others),
         dtype=dtype,
         sequence_length=length,
         positions=positions,

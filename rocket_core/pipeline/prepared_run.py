@@ -1,7 +1,8 @@
 """A run that has passed all checks: its inputs and plans, and its claimed work folder."""
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rocket_core.calibration.samples import CalibrationInputs
@@ -9,7 +10,13 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.preflight import calibration_inputs
 from rocket_core.pipeline.profile_reuse import RunProfileCache
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.requirements import check_benchmark, check_evaluation, check_healing, expected_seconds
+from rocket_core.pipeline.requirements import (
+    check_benchmark,
+    check_evaluation,
+    check_healing,
+    expected_seconds,
+    usable_devices,
+)
 from rocket_core.pipeline.run_coverage import coverage_of_run
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan, plan_evaluation
 from rocket_core.pipeline.stages.healing.layers import plan_layer_healing
@@ -19,6 +26,8 @@ from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.system.devices import free_memory
+from rocket_core.system.machine import gibibytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +76,9 @@ def prepare(
     healing = plan_layer_healing(run, work, token=token)
     plan = plan_evaluation(run, token=token)
     needed = profile_cache.check_resources(run, calibration, output, held=work.stored_bytes).memory_bytes
+    run = _on_usable_devices(run, needed, monitor)
+    if run.device.type == "cpu":
+        needed *= 1 + len(run.others)
     if healing is not None:
         needed = max(needed, check_healing(healing, run.source.name, run.device, output))
     for warning in (coverage_of_run(run).warning, *_warnings_of_few_bits(run)):
@@ -89,6 +101,18 @@ def prepare(
         plan=plan,
         profile_cache=profile_cache,
     )
+
+
+def _on_usable_devices(run: Run, memory_bytes: int, monitor: Monitor) -> Run:
+    """Return the run on the devices that have enough memory, after warning of others."""
+    usable = usable_devices(run, memory_bytes)
+    missing = Counter(run.others) - Counter(usable)
+    for device in missing:
+        monitor.observer.on_warning(
+            f"{device} takes no part: a process on it needs about {gibibytes(memory_bytes)} of memory, and "
+            f"{gibibytes(free_memory(device))} are free there"
+        )
+    return replace(run, others=usable)
 
 
 def _warnings_of_few_bits(run: Run) -> Iterator[str]:

@@ -155,6 +155,21 @@ def check_resources(run: Run, inputs: CalibrationInputs, output: Path, *, held: 
     return estimate
 
 
+def usable_devices(run: Run, memory_bytes: int) -> tuple[torch.device, ...]:
+    """Return those of a run's further devices that have free memory for a process each.
+
+    Args:
+        run: the run, which fits on its first device.
+        memory_bytes: bytes that each process needs.
+    """
+    usable: list[torch.device] = []
+    for device in run.others:
+        processes = (run.device, *usable).count(device)
+        if (processes + 1) * memory_bytes <= free_memory(device):
+            usable.append(device)
+    return tuple(usable)
+
+
 def reach_of_run(run: Run) -> Reach:
     """Return how small the model can become, before its layers are profiled.
 

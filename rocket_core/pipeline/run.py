@@ -1,12 +1,14 @@
 """`compress` and `profile_model`: the stages in order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rocket_core.allocation import chosen
+from rocket_core.allocation import Allocation, chosen
 from rocket_core.allocation.predictor import ModelProfile
+from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import ModelSource
 from rocket_core.config import STAGES, CompressionConfig
 from rocket_core.errors import (
@@ -19,6 +21,8 @@ from rocket_core.errors import (
 from rocket_core.exports.output_folder import check_unused
 from rocket_core.hub.repository import HubAccess, offline
 from rocket_core.linalg.rough_products import fast_products
+from rocket_core.pipeline.devices.messages import CompressBlocks
+from rocket_core.pipeline.devices.processes import DeviceProcesses
 from rocket_core.pipeline.observer import Observer
 from rocket_core.pipeline.open_work import open_work
 from rocket_core.pipeline.preflight import prepare_run, run_identity
@@ -173,7 +177,8 @@ def profile_model(
             )
         with offline():
             monitor.observer.on_offline()
-            profile, _ = _profile(prepared)
+            with DeviceProcesses(run, work) as others:
+                profile, _ = _profile(prepared, others)
         monitor.finish()
         monitor.observer.on_costs(monitor.costs.stages)
         work.remove()
@@ -210,7 +215,7 @@ def _open_run(
             raise
 
 
-def _profile(prepared: PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
+def _profile(prepared: PreparedRun, others: DeviceProcesses) -> tuple[ModelProfile, dict[str, str]]:
     """Return all layer profiles, after caching and reporting them, and the layers that cannot be compressed."""
     run, work, monitor = prepared.run, prepared.work, prepared.monitor
     if run.config.measures_sensitivities:
@@ -218,30 +223,61 @@ def _profile(prepared: PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
             windows = run.config.gradient_windows(len(prepared.calibration))
             measure_sensitivities(run, prepared.calibration[-windows:], work, monitor, windows=windows)
     with monitor.stage("calibrating"), fast_products():
-        profiled = profile_layers(run, prepared.calibration, work, monitor)
+        profiled = profile_layers(run, prepared.calibration, work, monitor, others)
         prepared.profile_cache.store(work)
     profile = model_profile(run, prepared.profile_cache.identity, profiled, work)
     monitor.observer.on_profiled(profile)
     return profile, profiled.skipped
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Allocated:
+    """What was chosen for each layer.
+
+    Attributes:
+        allocation: the solution of the knapsack.
+        decided: profiles of the layers that it decides.
+        selected: each of them with its candidate.
+        profiled: number of profiled layers that are not token tables.
+        skipped: layers that cannot be compressed, with the reason.
+    """
+
+    allocation: Allocation
+    decided: Sequence[LayerProfile]
+    selected: Sequence[tuple[LayerProfile, Candidate]]
+    profiled: int
+    skipped: dict[str, str]
+
+
+def _compress_layers(prepared: PreparedRun, target: Target) -> _Allocated:
+    """Profile the model, allocate, and leave all compressed layers in the work folder."""
+    run, work, monitor = prepared.run, prepared.work, prepared.monitor
+    with DeviceProcesses(run, work) as others:
+        profile, skipped = _profile(prepared, others)
+        with monitor.stage("allocating"):
+            allocation = allocate_layers(run, decoded_target(run, target), profile, work)
+            decided = profile.layers_for(target)
+            selected = chosen(decided, allocation, itemsize=run.dtype.itemsize)
+            monitor.observer.on_allocation([(profile.name, candidate) for profile, candidate in selected])
+        with monitor.stage("factorizing"), fast_products():
+            units = compress_tables(run, prepared.calibration, work, group_units(selected), monitor)
+            left = unallocated_bytes(run, allocation, selected)
+            if run.config.sequential:
+                sizes = CodedSizes(work, units, left)
+                SequentialCompression(run, prepared.calibration, work, units, sizes, monitor).complete()
+            else:
+                compression = CompressBlocks(units=tuple(units), left=left)
+                compress_layers(run, prepared.calibration, work, compression, monitor, others)
+    return _Allocated(
+        allocation=allocation, decided=decided, selected=selected, profiled=len(profile.layers), skipped=skipped
+    )
+
+
 def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
     run, work, monitor = prepared.run, prepared.work, prepared.monitor
-    profile, skipped = _profile(prepared)
-    with monitor.stage("allocating"):
-        allocation = allocate_layers(run, decoded_target(run, target), profile, work)
-        decided = profile.layers_for(target)
-        selected = chosen(decided, allocation, itemsize=run.dtype.itemsize)
-        monitor.observer.on_allocation([(profile.name, candidate) for profile, candidate in selected])
-    with monitor.stage("factorizing"), fast_products():
-        units = compress_tables(run, prepared.calibration, work, group_units(selected), monitor)
-        sizes = CodedSizes(work, units, unallocated_bytes(run, allocation, selected))
-        if run.config.sequential:
-            SequentialCompression(run, prepared.calibration, work, units, sizes, monitor).complete()
-        else:
-            compress_layers(run, prepared.calibration, work, units, sizes, monitor)
+    found = _compress_layers(prepared, target)
     refined = work.refined_blocks()
-    layers = layer_reports(allocation, decided, selected, work, refined)
+    layers = layer_reports(found.allocation, found.decided, found.selected, work, refined)
     by_name = {layer.name: layer for layer in layers}
     healing = None
     if prepared.healing is not None:
@@ -262,13 +298,13 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
         settings=without_paths(run.config),
         calibration=calibration_report(run, prepared.calibration, work),
         stages=monitor.costs.stages,
-        allocation=allocation_report(allocation),
+        allocation=allocation_report(found.allocation),
         totals=totals_report(run, layers, exports),
         coverage=coverage_of_run(run),
         exports=exports,
         layers=layers,
-        tables=tuple(layer.name for layer in decided[len(profile.layers) :]),
-        skipped=run.skipped | skipped,
+        tables=tuple(layer.name for layer in found.decided[found.profiled :]),
+        skipped=run.skipped | found.skipped,
         refinement=block_reports(run, refined),
         healing=healing,
         evaluation=evaluation,

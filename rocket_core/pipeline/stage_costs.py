@@ -1,12 +1,13 @@
 """Cost of each stage of a run: time, memory, device and energy, including the runs that it resumes."""
 
 import contextlib
+import functools
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from rocket_core.config import STAGES
 from rocket_core.linalg.kernels import recorded_names
 from rocket_core.report.schema import StageEnergy, StageReport
-from rocket_core.system.devices import device_name, peak_memory, reset_peak_memory
+from rocket_core.system.devices import device_name, device_names, peak_memory, reset_peak_memory
 from rocket_core.system.energy import EnergyMeter, EnergyReading
 
 # A killed run loses at most the costs of this many seconds.
@@ -33,12 +34,16 @@ class _OpenStage:
         at: time on the clock when it started.
         energy: reading of the meter when it started.
         kernels: names of the loops of rounding that it has run.
+        others: devices of processes that have taken part.
+        peaks: bytes of device memory of each at the most.
     """
 
     name: str
     at: float
     energy: EnergyReading | None
     kernels: Set[str]
+    others: list[torch.device] = field(default_factory=list)
+    peaks: list[int | None] = field(default_factory=list)
 
 
 class Costs:
@@ -93,6 +98,17 @@ class Costs:
                 self._costs[stage] = self._charge(self._open_stage)
                 self._open_stage = None
 
+    def note_process(self, device: torch.device, peak_bytes: int | None) -> None:
+        """Note that a process on another device has taken part in the stage in progress.
+
+        Args:
+            device: its device.
+            peak_bytes: bytes of device memory that it had allocated at the most; None on the CPU.
+        """
+        assert self._open_stage is not None
+        self._open_stage.others.append(device)
+        self._open_stage.peaks.append(peak_bytes)
+
     def save_if_due(self) -> None:
         """Store all costs if some time has passed since they were last stored."""
         if time.monotonic() - self._saved_at >= _SAVE_SECONDS:
@@ -104,8 +120,8 @@ class Costs:
             name=open_stage.name,
             seconds=round(time.monotonic() - open_stage.at, 3),
             peak_memory_bytes=_peak_resident_bytes(),
-            peak_device_bytes=peak_memory(self._device),
-            device=self._device_name,
+            peak_device_bytes=functools.reduce(_larger, open_stage.peaks, peak_memory(self._device)),
+            device=device_names((self._device, *open_stage.others)),
             kernels="; ".join(sorted(open_stage.kernels)) or None,
             energy=_spent(open_stage.energy, self._energy(), accelerated=self._device.type != "cpu"),
         )

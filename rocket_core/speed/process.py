@@ -3,9 +3,6 @@
 It exits as soon as the other side closes the connection, whatever it is doing.
 """
 
-import os
-import select
-import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
@@ -14,6 +11,7 @@ from rocket_core.errors import RocketError
 from rocket_core.report.speed import RoundTimes, Runtime
 from rocket_core.schema import FrozenModel
 from rocket_core.speed.messages import Failed, Load, Loaded, Measure, Measured
+from rocket_core.system.child_process import described, exit_when_closed
 from rocket_core.system.process_memory import resident_bytes
 
 
@@ -41,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
         arguments: descriptors of two pipes, for requests and answers.
     """
     requests, answers = (int(argument) for argument in arguments)
-    threading.Thread(target=_exit_when_closed, args=(requests,), daemon=True).start()
+    exit_when_closed(requests)
     with Connection(requests, writable=False) as source, Connection(answers, readable=False) as target:
         try:
             _serve(source, target)
@@ -50,8 +48,7 @@ def main(arguments: Sequence[str]) -> None:
         except RocketError as error:
             _send(target, Failed(reason=str(error)))
         except Exception as error:  # noqa: BLE001 - a runtime may raise anything, and the other models are measured
-            text = str(error).strip().partition("\n")[0]
-            _send(target, Failed(reason=f"{type(error).__name__}: {text}" if text else type(error).__name__))
+            _send(target, Failed(reason=described(error)))
 
 
 def _serve(source: Connection, target: Connection) -> None:
@@ -84,11 +81,3 @@ def _loader(runtime: Runtime) -> Callable[[Load], LoadedModel]:
 
 def _send(target: Connection, message: FrozenModel) -> None:
     target.send_bytes(message.model_dump_json().encode())
-
-
-def _exit_when_closed(descriptor: int) -> None:
-    # Without events to wait for, only the end of the connection is reported, and no request is taken away.
-    waiting = select.poll()
-    waiting.register(descriptor, 0)
-    waiting.poll()
-    os._exit(1)

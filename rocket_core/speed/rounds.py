@@ -10,9 +10,10 @@ from statistics import median
 from rocket_core.errors import InsufficientMemoryError, InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.report.speed import ModelSpeed, RoundTimes, SpeedReport, UnmeasuredModel, median_ratio
 from rocket_core.schema import FrozenModel
-from rocket_core.speed.child import Child, ChildError, Expected
+from rocket_core.speed.child import Child, Expected
 from rocket_core.speed.messages import Load, Loaded, Measure, Measured
 from rocket_core.speed.subjects import Subject
+from rocket_core.system.child_process import ChildError
 from rocket_core.system.machine import free_machine_memory, gibibytes, processor_name
 
 DEFAULT_PROMPT_TOKENS = 128

@@ -1,6 +1,7 @@
 """The compute device and its free memory."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import psutil
@@ -32,6 +33,33 @@ def resolve_device(name: str) -> torch.device:
         reason = str(error).strip().split("\n", 1)[0]
         raise InvalidConfigError(f"device {name!r} cannot be used here ({reason}); try auto or cpu") from error
     return device
+
+
+def resolve_devices(name: str) -> tuple[torch.device, ...]:
+    """Return the devices for a name given by the user, each of which computes in a process of its own.
+
+    Args:
+        name: `auto`; a kind of accelerator such as `cuda`, which stands for all that torch sees; or devices, separated
+            by commas, such as `cuda:0,cuda:2`. One that is named twice gets two processes.
+
+    Raises:
+        InvalidConfigError: a device does not exist or cannot be used, or they are of several kinds.
+    """
+    devices = tuple(resolve_device(part.strip()) for part in name.split(","))
+    if len({device.type for device in devices}) > 1:
+        raise InvalidConfigError(f"device {name!r} names several kinds of devices; name those of one")
+    [first, *more] = devices
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if not more and first.index is None and accelerator is not None and first.type == accelerator.type:
+        count = torch.accelerator.device_count()
+        return devices if count < 2 else tuple(torch.device(first.type, index) for index in range(count))
+    return devices
+
+
+def device_names(devices: Sequence[torch.device]) -> str:
+    """Return readable names of devices, those of one name together with their number."""
+    counts = Counter(device_name(device) for device in devices)
+    return "; ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
 
 
 def compute_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:

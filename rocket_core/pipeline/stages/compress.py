@@ -1,7 +1,7 @@
 """Compression of the allocated layers, each for the inputs of the dense model."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,6 +29,8 @@ from rocket_core.methods import CompressedLayer, CompressedWeight, LayerProblem,
 from rocket_core.methods.sampled_outputs import output_importance
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.devices.messages import CompressBlocks
+from rocket_core.pipeline.devices.processes import DeviceProcesses
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.stored_weight import block_key
@@ -46,9 +48,9 @@ def compress_layers(
     run: Run,
     inputs: CalibrationInputs,
     work: WorkFolder,
-    units: Sequence[CompressionUnit],
-    sizes: CodedSizes,
+    compression: CompressBlocks,
     monitor: Monitor,
+    others: DeviceProcesses,
 ) -> None:
     """Compress every layer that the allocation does not leave dense, block by block.
 
@@ -56,40 +58,68 @@ def compress_layers(
         run: the run.
         inputs: calibration samples, needed if statistics were not stored.
         work: work folder with the statistics, to which factors are written.
-        units: the units to compress.
-        sizes: bytes of entropy-coded layers.
+        compression: the units to compress.
         monitor: notified of every layer.
+        others: processes that compress blocks as well.
 
     Raises:
         CompressionCancelledError: the caller has cancelled the run.
     """
+
+    def is_complete() -> bool:
+        return all(is_finished(work, unit) for unit in compression.units)
+
+    with others.working(compression, monitor, is_complete):
+        compress_blocks(run, inputs, work, compression, monitor)
+    if not is_complete():
+        # What a process that failed had begun.
+        compress_blocks(run, inputs, work, compression, monitor)
+
+
+def compress_blocks(
+    run: Run, inputs: CalibrationInputs, work: WorkFolder, compression: CompressBlocks, monitor: Monitor
+) -> None:
+    """Compress the blocks that no process has compressed, or is compressing, one after another.
+
+    Args:
+        run: the run.
+        inputs: calibration samples, needed if statistics were not stored.
+        work: work folder with the statistics, to which factors are written.
+        compression: the units to compress.
+        monitor: notified of every layer.
+    """
     walk = BlockWalk(run, inputs, monitor.pulse, work.sensitivity)
-    method = run.method
-    parts = layer_parts([_shape(run, unit) for unit in units], compressing=True)
+    parts = layer_parts([_shape(run, unit) for unit in compression.units], compressing=True)
     done = 0
     grams = _Grams(run, work)
     for index, names in enumerate(run.layers):
-        here = [unit for unit in units if unit.names[0] in names]
-        pending = [unit for unit in here if not is_finished(work, unit)]
-        statistics: dict[str, GramStatistics] = {}
-        if not all(_has_statistics(run, work, unit) for unit in pending):
-            input_grams = method.needs_input_gram or run.config.rounds_values
-            statistics, _ = walk.statistics(index, names, input_grams=input_grams)
-        done += len(here) - len(pending)
-        if pending != here:
-            monitor.skip_to(parts[done])
-        for unit in pending:
-            monitor.step(parts[done], unit.names[0])
-            with naming_the_layer(unit.names[0]):
-                problem = _problem(run, work, unit, statistics, grams)
-                result = with_rounded_values(run, unit, problem, compress_unit(method, problem, sizes.sized(unit)))
-                errors, energies = torch.stack([result.errors, problem.output_energies()]).cpu()
-                achieved = AchievedErrors(errors=errors, energies=energies)
-                save(run, work, unit, result.factors, achieved)
-            grams.keep(unit.input_group, problem)
-            del problem
-            return_freed_memory()
-            done += 1
+        here = [unit for unit in compression.units if unit.names[0] in names]
+        with work.turn("compress", index) as is_ours:
+            pending = [unit for unit in here if is_ours and not is_finished(work, unit)]
+            statistics: dict[str, GramStatistics] = {}
+            if not all(_has_statistics(run, work, unit) for unit in pending):
+                input_grams = run.method.needs_input_gram or run.config.rounds_values
+                statistics, _ = walk.statistics(index, names, input_grams=input_grams)
+            done += len(here) - len(pending)
+            if pending != here:
+                monitor.skip_to(parts[done])
+            sizes = CodedSizes.of_block(work, here, compression.units, compression.left)
+            for unit in pending:
+                monitor.step(parts[done], unit.names[0])
+                _compress_one(run, work, sizes.sized(unit), statistics, grams)
+                return_freed_memory()
+                done += 1
+
+
+def _compress_one(
+    run: Run, work: WorkFolder, unit: CompressionUnit, statistics: dict[str, GramStatistics], grams: "_Grams"
+) -> None:
+    with naming_the_layer(unit.names[0]):
+        problem = _problem(run, work, unit, statistics, grams)
+        result = with_rounded_values(run, unit, problem, compress_unit(run.method, problem, unit))
+        errors, energies = torch.stack([result.errors, problem.output_energies()]).cpu()
+        save(run, work, unit, result.factors, AchievedErrors(errors=errors, energies=energies))
+    grams.keep(unit.input_group, problem)
 
 
 def _shape(run: Run, unit: CompressionUnit) -> Shape:

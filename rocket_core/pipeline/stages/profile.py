@@ -1,7 +1,7 @@
 """Profiling and allocation. Both stages continue from what is in the work folder."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -16,6 +16,8 @@ from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import Method
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.devices.messages import ProfileBlocks
+from rocket_core.pipeline.devices.processes import DeviceProcesses
 from rocket_core.pipeline.layer_inputs import naming_the_layer, profiled_problem
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.artifact_size import fill_size
@@ -42,7 +44,9 @@ class Profiled:
     skipped: dict[str, str]
 
 
-def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monitor: Monitor) -> Profiled:
+def profile_layers(
+    run: Run, inputs: CalibrationInputs, work: WorkFolder, monitor: Monitor, others: DeviceProcesses
+) -> Profiled:
     """Calibrate and profile every layer, block by block.
 
     A layer's statistics and profile are on disk before the next layer starts.
@@ -52,44 +56,142 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
         inputs: calibration samples.
         work: work folder for finished layers.
         monitor: notified of every layer.
+        others: processes that profile blocks as well.
 
     Raises:
         NonFiniteCalibrationError: a layer's activations contain NaN or infinity.
         IllConditionedGramError: a Gram matrix cannot be factorized.
         CompressionCancelledError: the caller has cancelled the run.
     """
-    walk = BlockWalk(run, inputs, monitor.pulse, work.sensitivity)
-    shapes = [run.architecture.shape(name) for names in run.layers for name in names]
-    parts = layer_parts(shapes + [run.architecture.shape(table.name) for table in run.tables], compressing=False)
-    done = 0
-    profiles: list[LayerProfile] = []
-    skipped: dict[str, str] = {}
-    for index, names in enumerate(run.layers):
-        monitor.step(parts[done], names[0] if names else None)
-        record = work.block(index)
-        if record is None:
-            on_layer = functools.partial(_report_layer, monitor, parts[done:])
-            on_profile = functools.partial(_hand_over, monitor, profiles)
-            record = _profile_block(run, walk, work, index, on_layer, on_profile)
-            work.save_block(index, record)
-        else:
-            for name in record.layers:
-                profile = work.profile(name)
+    found = ProfilesInOrder(run, work, monitor)
+    with others.working(ProfileBlocks(), monitor, lambda: found.are_complete):
+        walk = profile_blocks(run, inputs, work, found)
+    if not found.are_complete:
+        # What a process that failed had begun.
+        walk = profile_blocks(run, inputs, work, found)
+    found.add_finished()
+    tables = _profile_tables(run, walk, inputs, work, found)
+    layers = len(found.profiles) - tables
+    return Profiled(
+        profiles=tuple(found.profiles[:layers]), tables=tuple(found.profiles[layers:]), skipped=found.skipped
+    )
+
+
+class ProfilesInOrder:
+    """The profiles of a run, handed to its observer in model order, whichever process has computed them.
+
+    Args:
+        run: the run.
+        work: work folder with finished layers.
+        monitor: notified of every layer.
+
+    Attributes:
+        monitor: notified of every layer.
+        profiles: those handed over so far.
+        skipped: layers that cannot be compressed, with the reason.
+    """
+
+    def __init__(self, run: Run, work: WorkFolder, monitor: Monitor) -> None:
+        self._run = run
+        self._work = work
+        self.monitor = monitor
+        self._finished: set[int] = set()
+        # The block whose profiles are handed over next, and how many of its own have been.
+        self._block = self._within = 0
+        self.profiles: list[LayerProfile] = []
+        self.skipped: dict[str, str] = {}
+
+    @property
+    def finished(self) -> Set[int]:
+        """Indices of the blocks that are profiled."""
+        missing = set(range(len(self._run.layers))) - self._finished
+        self._finished |= {index for index in missing if self._work.block(index) is not None}
+        return self._finished
+
+    @property
+    def finished_layers(self) -> int:
+        """Number of the layers of these blocks."""
+        return sum(len(self._run.layers[index]) for index in self.finished)
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether all blocks are profiled."""
+        return len(self.finished) == len(self._run.layers)
+
+    def add(self, profile: LayerProfile) -> None:
+        """Hand over a profile."""
+        self.monitor.observer.on_profile(len(self.profiles), profile)
+        self.profiles.append(profile)
+
+    def add_of(self, block: int, profile: LayerProfile) -> None:
+        """Hand over the next profile of an unfinished block, unless one before it is unfinished, too."""
+        if block == self._block:
+            self.add(profile)
+            self._within += 1
+
+    def add_finished(self) -> None:
+        """Hand over the profiles of all finished blocks up to the first that is not."""
+        while self._block < len(self._run.layers) and (record := self._work.block(self._block)) is not None:
+            for name in record.layers[self._within :]:
+                profile = self._work.profile(name)
                 assert profile is not None, name
-                _hand_over(monitor, profiles, profile)
-            monitor.skip_to(parts[done + len(names)])
-        skipped |= record.skipped
-        done += len(names)
-    layers = len(profiles)
+                self.add(profile)
+            self.skipped |= record.skipped
+            self._block, self._within = self._block + 1, 0
+
+
+def profile_blocks(run: Run, inputs: CalibrationInputs, work: WorkFolder, found: ProfilesInOrder) -> BlockWalk:
+    """Profile the blocks that no process has profiled, or is profiling, one after another.
+
+    Args:
+        run: the run.
+        inputs: calibration samples.
+        work: work folder for finished layers.
+        found: notified of every profile.
+
+    Returns:
+        The hidden states, at the last block that this process has profiled.
+    """
+    monitor = found.monitor
+    walk = BlockWalk(run, inputs, monitor.pulse, work.sensitivity)
+    parts = _parts(run)
+    earlier = frozenset(found.finished)
+    for index, names in enumerate(run.layers):
+        done = found.finished_layers
+        monitor.step(parts[done], names[0] if names else None)
+        if index in earlier:
+            found.add_finished()
+            monitor.skip_to(parts[done])
+            continue
+        with work.turn("profile", index) as is_ours:
+            if is_ours and work.block(index) is None:
+                on_layer = functools.partial(_report_layer, monitor, parts[done:])
+                record = _profile_block(run, walk, work, index, on_layer, functools.partial(found.add_of, index))
+                work.save_block(index, record)
+        found.add_finished()
+    return walk
+
+
+def _parts(run: Run) -> Sequence[float]:
+    """Return the parts of the stage that are done after each layer."""
+    shapes = [run.architecture.shape(name) for names in run.layers for name in names]
+    return layer_parts(shapes + [run.architecture.shape(table.name) for table in run.tables], compressing=False)
+
+
+def _profile_tables(
+    run: Run, walk: BlockWalk, inputs: CalibrationInputs, work: WorkFolder, found: ProfilesInOrder
+) -> int:
+    """Profile token embedding and head, and return the number of profiles."""
+    parts, done, layers = _parts(run), found.finished_layers, len(found.profiles)
     for position, table in enumerate(run.tables):
-        monitor.step(parts[done + position], table.name)
-        found = work.profile(table.name) or profile_table(run, walk, work, table, inputs)
-        if found is None:
-            skipped[table.name] = NEVER_CALLED
+        found.monitor.step(parts[done + position], table.name)
+        profile = work.profile(table.name) or profile_table(run, walk, work, table, inputs)
+        if profile is None:
+            found.skipped[table.name] = NEVER_CALLED
         else:
-            _hand_over(monitor, profiles, found)
+            found.add(profile)
         return_freed_memory()
-    return Profiled(profiles=tuple(profiles[:layers]), tables=tuple(profiles[layers:]), skipped=skipped)
+    return len(found.profiles) - layers
 
 
 def allocate_layers(run: Run, target: Target, profile: ModelProfile, work: WorkFolder) -> Allocation:
@@ -125,11 +227,6 @@ def objective_of(config: CompressionConfig) -> Objective:
 
 def _report_layer(monitor: Monitor, parts: Sequence[float], ahead: int, name: str) -> None:
     monitor.step(parts[ahead], name)
-
-
-def _hand_over(monitor: Monitor, profiles: list[LayerProfile], profile: LayerProfile) -> None:
-    monitor.observer.on_profile(len(profiles), profile)
-    profiles.append(profile)
 
 
 @dataclass(kw_only=True, slots=True)

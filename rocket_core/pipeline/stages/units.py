@@ -66,6 +66,22 @@ class CodedSizes:
         self._unfinished = [unit for unit in units if _is_coded(unit)]
         self._left = left
 
+    @classmethod
+    def of_block(
+        cls, work: WorkFolder, block: Sequence[CompressionUnit], units: Sequence[CompressionUnit], left: int
+    ) -> "CodedSizes":
+        """Return the sizes of a block's layers, which depend on no other block: it gets its part of what is left.
+
+        Args:
+            work: work folder with the outcomes of finished layers.
+            block: units of the block.
+            units: all units.
+            left: bytes of the budget that the allocation left.
+        """
+        whole = sum(_bytes(unit) for unit in units if _is_coded(unit))
+        own = sum(_bytes(unit) for unit in block if _is_coded(unit))
+        return cls(work, block, max(0, left) * own // whole if whole else 0)
+
     def note_refined(self, stored_bytes: Mapping[str, int]) -> None:
         """Note the bytes that finished layers take after refinement of their block."""
         for layer, taken in stored_bytes.items():

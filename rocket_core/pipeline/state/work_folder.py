@@ -2,8 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -35,6 +35,18 @@ from rocket_core.report.speed import SpeedReport
 from rocket_core.system.files import locked
 
 _LOCK_NAME = "lock"
+_FOLDERS = (
+    "sensitivities",
+    "energies",
+    "blocks",
+    "profiles",
+    "bases",
+    "grams",
+    "factors",
+    "refined",
+    "outcomes",
+    "turns",
+)
 
 
 class WorkFolder:
@@ -86,22 +98,29 @@ class WorkFolder:
             for remains in self.path.iterdir():
                 if remains.name != _LOCK_NAME:
                     shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
-        for folder in (
-            "sensitivities",
-            "energies",
-            "blocks",
-            "profiles",
-            "bases",
-            "grams",
-            "factors",
-            "refined",
-            "outcomes",
-        ):
+        for folder in _FOLDERS:
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         write_model(self._identity_file, identity)
         if not self._inputs_file.is_file():
             write_model(self._rows_file, inputs.rows)
             write_tensors(self._inputs_file, inputs.tensors)
+
+    @contextmanager
+    def turn(self, stage: str, block: int) -> Iterator[bool]:
+        """Yield whether the block is this process's while the context is active; if not, another works on it.
+
+        Args:
+            stage: what is done with blocks.
+            block: index of the block.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / "turns" / f"{stage}-{block:05}"))
+            except BlockingIOError:
+                is_ours = False
+            else:
+                is_ours = True
+            yield is_ours
 
     @property
     def is_claimed(self) -> bool:

@@ -41,6 +41,15 @@ def test_what_a_layer_leaves_is_divided_by_bytes(sizes):
     assert sizes.sized(UNITS[2]) == UNITS[2]
 
 
+def test_a_block_depends_on_no_other_block(sizes, tmp_path):
+    _, finish = sizes
+    finish("a", 60)
+    blocks = [CodedSizes.of_block(WorkFolder(tmp_path), block, UNITS, 50) for block in (UNITS[:3], UNITS[3:])]
+    # 50 bytes are divided as 200 to 300; of the first block's 20, and the 40 that layer a has left, b gets all.
+    assert allowed(blocks[0], 1) == 100 + 20 + 40
+    assert [allowed(blocks[1], index) for index in (3, 4)] == [200 + 30 * 200 // 300, 100 + 30 * 100 // 300]
+
+
 @pytest.mark.parametrize("refined_first", [False, True])
 def test_what_refinement_leaves_goes_to_later_blocks(sizes, refined_first):
     sizes, finish = sizes

@@ -1,0 +1,1 @@
+"""Work on blocks that is shared among processes, each on a device of its own."""

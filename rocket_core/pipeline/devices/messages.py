@@ -1,0 +1,64 @@
+"""Messages between a run and the processes that work for it, as JSON."""
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, TypeAdapter
+
+from rocket_core.config import CompressionConfig
+from rocket_core.pipeline.stages.units import CompressionUnit
+from rocket_core.schema import FrozenModel
+
+
+class Begin(FrozenModel):
+    """The first request: prepare to work for a run."""
+
+    name: str
+    """name of the model."""
+    folder: Path
+    """folder of its files."""
+    commit: str | None
+    """commit of its repository."""
+    config: CompressionConfig
+    """settings of the run, with the device of this process."""
+    work: Path
+    """work folder, which the run has claimed."""
+    threads: Annotated[int, Field(ge=1)]
+    """threads on the processor; results are equal to the byte for equal numbers."""
+
+
+class ProfileBlocks(FrozenModel):
+    """Request: profile blocks until none is left that nobody works on."""
+
+    kind: Literal["profile"] = "profile"
+
+
+class CompressBlocks(FrozenModel):
+    """Request: compress blocks until none is left that nobody works on."""
+
+    kind: Literal["compress"] = "compress"
+    units: tuple[CompressionUnit, ...]
+    """what is compressed, in model order."""
+    left: int
+    """bytes of the budget that the allocation left for entropy-coded layers."""
+
+
+class Finished(FrozenModel):
+    """Answer: no block is left."""
+
+    peak_bytes: int | None
+    """bytes of device memory that were allocated at the most; None on the CPU."""
+
+
+class Failed(FrozenModel):
+    """Answer: the process cannot go on, and ends."""
+
+    reason: str
+    """what is wrong."""
+
+
+Request: TypeAlias = ProfileBlocks | CompressBlocks
+REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
+"""Any of the requests after the first."""
+ANSWER: TypeAdapter[Finished | Failed] = TypeAdapter(Finished | Failed)
+"""Either answer; they differ in their fields."""

@@ -1,0 +1,88 @@
+"""Process that works on blocks for a run; `rocket_core.pipeline.devices.processes` starts it.
+
+It exits as soon as the run closes the connection, whatever it is doing.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import assert_never
+
+import torch
+
+from rocket_core.calibration.samples import CalibrationInputs
+from rocket_core.checkpoint import ModelSource
+from rocket_core.config import STAGES
+from rocket_core.errors import RocketError
+from rocket_core.hub.repository import offline
+from rocket_core.linalg.rough_products import fast_products
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.devices.messages import REQUEST, Begin, CompressBlocks, Failed, Finished, ProfileBlocks
+from rocket_core.pipeline.observer import Observer
+from rocket_core.pipeline.preflight import prepare_run
+from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.stage_costs import Costs
+from rocket_core.pipeline.stages.compress import compress_blocks
+from rocket_core.pipeline.stages.profile import ProfilesInOrder, profile_blocks
+from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.schema import FrozenModel
+from rocket_core.system.child_process import described, exit_when_closed
+from rocket_core.system.devices import peak_memory, reset_peak_memory
+from rocket_core.system.process_memory import keep_freed_memory
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Work on blocks whenever that is requested.
+
+    Args:
+        arguments: descriptors of two pipes, for requests and answers.
+    """
+    requests, answers = (int(argument) for argument in arguments)
+    exit_when_closed(requests)
+    with Connection(requests, writable=False) as source, Connection(answers, readable=False) as target:
+        try:
+            _serve(source, target)
+        except EOFError:
+            return
+        except RocketError as error:
+            _send(target, Failed(reason=str(error)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without this process
+            _send(target, Failed(reason=described(error)))
+
+
+def _serve(source: Connection, target: Connection) -> None:
+    begin = Begin.model_validate_json(source.recv_bytes())
+    torch.set_num_threads(begin.threads)
+    keep_freed_memory()
+    work = WorkFolder(begin.work)
+    with offline():
+        run = prepare_run(ModelSource(name=begin.name, folder=begin.folder, commit=begin.commit), begin.config)
+        if run.device.index is not None:
+            # Kernels in Triton run on the current device.
+            torch.accelerator.set_device_index(run.device.index)
+        inputs = work.inputs()
+        assert inputs is not None, "the run has claimed the folder"
+        while True:
+            reset_peak_memory(run.device)
+            with fast_products():
+                _work(run, inputs, work, REQUEST.validate_json(source.recv_bytes()))
+            _send(target, Finished(peak_bytes=peak_memory(run.device)))
+
+
+def _work(run: Run, inputs: CalibrationInputs, work: WorkFolder, request: ProfileBlocks | CompressBlocks) -> None:
+    # Progress is what the run finds in the work folder.
+    monitor = Monitor(Observer(), Costs(run.device, {}), stages=STAGES)
+    match request:
+        case ProfileBlocks():
+            with monitor.stage("calibrating"):
+                profile_blocks(run, inputs, work, ProfilesInOrder(run, work, monitor))
+        case CompressBlocks():
+            with monitor.stage("factorizing"):
+                compress_blocks(run, inputs, work, request, monitor)
+        case _:
+            assert_never(request)
+
+
+def _send(target: Connection, message: FrozenModel) -> None:
+    with suppress(BrokenPipeError):
+        target.send_bytes(message.model_dump_json().encode())
