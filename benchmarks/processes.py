@@ -1,7 +1,7 @@
 """A compression on one device next to one with two processes: `python -m benchmarks.processes --model FOLDER`.
 
-Both run on the CPU, one thread each, one after the other, so that the ratio of their times is that of a machine with two
-idle cores. `--device cuda:0` measures one GPU next to two processes on it, `--device cuda:0 --device cuda:1` next to two.
+By default both are on the CPU, one thread for each process, which needs two idle cores. `--device cuda:0` compares one
+process on a GPU with two on it, `--device cuda:0 --device cuda:1` with one on each of two.
 """
 
 import argparse

@@ -30,7 +30,7 @@ class Run:
         loader: loads weights into the model's modules.
         inputs: source of the calibration inputs.
         device: compute device.
-        others: further devices, each of which profiles and compresses blocks in a process of its own.
+        others: further devices, each with its own process that profiles and compresses blocks.
         dtype: dtype in which the model is stored; see `compute_dtype` for that in which it runs.
         sequence_length: tokens per calibration window; for images, positions of one image.
         positions: positions of a sample that pass through blocks, summed over all lists of blocks.

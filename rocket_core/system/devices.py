@@ -36,7 +36,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_devices(name: str) -> tuple[torch.device, ...]:
-    """Return the devices for a name given by the user, each of which computes in a process of its own.
+    """Return the devices for a name given by the user, each of which computes in its own process.
 
     Args:
         name: `auto`; a kind of accelerator such as `cuda`, which stands for all that torch sees; or devices, separated

@@ -1,1 +1,1 @@
-"""Work on blocks that is shared among processes, each on a device of its own."""
+"""Work on blocks that is shared among processes, one per device."""

@@ -28,13 +28,13 @@ class Begin(FrozenModel):
 
 
 class ProfileBlocks(FrozenModel):
-    """Request: profile blocks until none is left that nobody works on."""
+    """Request: profile blocks until no free one is left."""
 
     kind: Literal["profile"] = "profile"
 
 
 class CompressBlocks(FrozenModel):
-    """Request: compress blocks until none is left that nobody works on."""
+    """Request: compress blocks until no free one is left."""
 
     kind: Literal["compress"] = "compress"
     units: tuple[CompressionUnit, ...]
@@ -51,7 +51,7 @@ class Finished(FrozenModel):
 
 
 class Failed(FrozenModel):
-    """Answer: the process cannot go on, and ends."""
+    """Answer: the process has failed, and ends."""
 
     reason: str
     """what is wrong."""

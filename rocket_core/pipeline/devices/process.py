@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
             return
         except RocketError as error:
             _send(target, Failed(reason=str(error)))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without this process
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run continues without this process
             _send(target, Failed(reason=described(error)))
 
 

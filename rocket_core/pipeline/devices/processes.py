@@ -1,8 +1,8 @@
 """Processes that share the work on blocks with a run, seen from that run.
 
-Each walks through the model on a device of its own and takes blocks that nobody has taken (`WorkFolder.turn`). All
-write to the same work folder, from which any run can be resumed: what a process that failed has not finished is done by
-the run itself. A block has the same result in each of them, so that the result does not depend on who did what.
+Each walks through the model on its own device and takes the next free block (`WorkFolder.lock_block`). All write to the
+same work folder, from which any run can be resumed: what a process that failed has not finished is done by the run
+itself. A block has the same result in each of them, so that the result does not depend on who did what.
 """
 
 from collections.abc import Callable, Iterator
@@ -77,8 +77,8 @@ class DeviceProcesses:
 
         Args:
             request: what to do.
-            monitor: charged with their devices; asked whether to go on while they finish.
-            is_complete: whether all blocks are finished, so that nobody waits for a process that has just started.
+            monitor: charged with their devices; asked whether to continue while they finish.
+            is_complete: whether all blocks are finished, so that a process that is still starting is not waited for.
         """
         message = request.model_dump_json().encode()
         for member in tuple(self._members):

@@ -72,7 +72,7 @@ def compress_layers(
     with others.working(compression, monitor, is_complete):
         compress_blocks(run, inputs, work, compression, monitor)
     if not is_complete():
-        # What a process that failed had begun.
+        # What a failed process left.
         compress_blocks(run, inputs, work, compression, monitor)
 
 
@@ -94,7 +94,7 @@ def compress_blocks(
     grams = _Grams(run, work)
     for index, names in enumerate(run.layers):
         here = [unit for unit in compression.units if unit.names[0] in names]
-        with work.turn("compress", index) as is_ours:
+        with work.lock_block("compress", index) as is_ours:
             pending = [unit for unit in here if is_ours and not is_finished(work, unit)]
             statistics: dict[str, GramStatistics] = {}
             if not all(_has_statistics(run, work, unit) for unit in pending):

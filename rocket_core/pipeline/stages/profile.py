@@ -67,7 +67,7 @@ def profile_layers(
     with others.working(ProfileBlocks(), monitor, lambda: found.are_complete):
         walk = profile_blocks(run, inputs, work, found)
     if not found.are_complete:
-        # What a process that failed had begun.
+        # What a failed process left.
         walk = profile_blocks(run, inputs, work, found)
     found.add_finished()
     tables = _profile_tables(run, walk, inputs, work, found)
@@ -87,7 +87,7 @@ class ProfilesInOrder:
 
     Attributes:
         monitor: notified of every layer.
-        profiles: those handed over so far.
+        profiles: those reported so far.
         skipped: layers that cannot be compressed, with the reason.
     """
 
@@ -96,7 +96,7 @@ class ProfilesInOrder:
         self._work = work
         self.monitor = monitor
         self._finished: set[int] = set()
-        # The block whose profiles are handed over next, and how many of its own have been.
+        # The block whose profiles are reported next, and how many of them have been.
         self._block = self._within = 0
         self.profiles: list[LayerProfile] = []
         self.skipped: dict[str, str] = {}
@@ -163,7 +163,7 @@ def profile_blocks(run: Run, inputs: CalibrationInputs, work: WorkFolder, found:
             found.add_finished()
             monitor.skip_to(parts[done])
             continue
-        with work.turn("profile", index) as is_ours:
+        with work.lock_block("profile", index) as is_ours:
             if is_ours and work.block(index) is None:
                 on_layer = functools.partial(_report_layer, monitor, parts[done:])
                 record = _profile_block(run, walk, work, index, on_layer, functools.partial(found.add_of, index))

@@ -45,7 +45,7 @@ _FOLDERS = (
     "factors",
     "refined",
     "outcomes",
-    "turns",
+    "locks",
 )
 
 
@@ -106,7 +106,7 @@ class WorkFolder:
             write_tensors(self._inputs_file, inputs.tensors)
 
     @contextmanager
-    def turn(self, stage: str, block: int) -> Iterator[bool]:
+    def lock_block(self, stage: str, block: int) -> Iterator[bool]:
         """Yield whether the block is this process's while the context is active; if not, another works on it.
 
         Args:
@@ -114,12 +114,11 @@ class WorkFolder:
             block: index of the block.
         """
         with ExitStack() as stack:
+            is_ours = True
             try:
-                stack.enter_context(locked(self.path / "turns" / f"{stage}-{block:05}"))
+                stack.enter_context(locked(self.path / "locks" / f"{stage}-{block:05}"))
             except BlockingIOError:
                 is_ours = False
-            else:
-                is_ours = True
             yield is_ours
 
     @property
@@ -155,8 +154,7 @@ class WorkFolder:
 
     def inputs(self) -> CalibrationInputs | None:
         """Return the calibration samples, if they have been drawn."""
-        known = self.is_claimed and self._inputs_file.is_file()
-        if not known:
+        if not (self.is_claimed and self._inputs_file.is_file()):
             return None
         return CalibrationInputs(tensors=read_tensors(self._inputs_file), rows=read_model(self._rows_file, RowCounts))
 

@@ -21,7 +21,7 @@ def _poll_often(monkeypatch):
 
 @pytest.fixture
 def later(monkeypatch):
-    """Call a function some time after a request has begun to wait."""
+    """Call a function some time after a request starts to wait."""
     timers = []
     acquire = Streams.acquire
 

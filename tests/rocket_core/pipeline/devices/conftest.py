@@ -24,17 +24,17 @@ def leave(monkeypatch):
     """Make this process leave blocks to the other one, as long as a condition holds."""
 
     def leave(blocks, while_true=lambda: True):
-        original = WorkFolder.turn
+        original = WorkFolder.lock_block
 
         @contextmanager
-        def turn(work, stage, block):
+        def lock_block(work, stage, block):
             if block in blocks and while_true():
                 yield False
                 return
             with original(work, stage, block) as is_ours:
                 yield is_ours
 
-        monkeypatch.setattr(WorkFolder, "turn", turn)
+        monkeypatch.setattr(WorkFolder, "lock_block", lock_block)
 
     return leave
 
