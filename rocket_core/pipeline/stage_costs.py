@@ -5,6 +5,7 @@ import functools
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import torch
 from rocket_core.config import STAGES
 from rocket_core.linalg.kernels import recorded_names
 from rocket_core.report.schema import StageEnergy, StageReport
-from rocket_core.system.devices import device_name, device_names, peak_memory, reset_peak_memory
+from rocket_core.system.devices import device_name, peak_memory, reset_peak_memory
 from rocket_core.system.energy import EnergyMeter, EnergyReading
 
 # A killed run loses at most the costs of this many seconds.
@@ -34,7 +35,7 @@ class _OpenStage:
         at: time on the clock when it started.
         energy: reading of the meter when it started.
         kernels: names of the loops of rounding that it has run.
-        others: devices of processes that have taken part.
+        others: names of the devices of processes that have taken part.
         peaks: bytes of device memory of each at the most.
     """
 
@@ -42,7 +43,7 @@ class _OpenStage:
     at: float
     energy: EnergyReading | None
     kernels: Set[str]
-    others: list[torch.device] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
     peaks: list[int | None] = field(default_factory=list)
 
 
@@ -106,7 +107,7 @@ class Costs:
             peak_bytes: bytes of device memory that it had allocated at the most; None on the CPU.
         """
         assert self._open_stage is not None
-        self._open_stage.others.append(device)
+        self._open_stage.others.append(device_name(device))
         self._open_stage.peaks.append(peak_bytes)
 
     def save_if_due(self) -> None:
@@ -121,7 +122,7 @@ class Costs:
             seconds=round(time.monotonic() - open_stage.at, 3),
             peak_memory_bytes=_peak_resident_bytes(),
             peak_device_bytes=functools.reduce(_larger, open_stage.peaks, peak_memory(self._device)),
-            device=device_names((self._device, *open_stage.others)),
+            device=_counted(self._device_name, *open_stage.others),
             kernels="; ".join(sorted(open_stage.kernels)) or None,
             energy=_spent(open_stage.energy, self._energy(), accelerated=self._device.type != "cpu"),
         )
@@ -154,6 +155,12 @@ def _combined(one: StageReport, other: StageReport) -> StageReport:
         kernels=_joined(one.kernels, other.kernels),
         energy=_sum(one.energy, other.energy),
     )
+
+
+def _counted(*names: str) -> str:
+    """Return names of devices, those that are equal once with their number."""
+    counts = Counter(names)
+    return "; ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
 
 
 def _larger(one: int | None, other: int | None) -> int | None:

@@ -1,7 +1,6 @@
 """The compute device and its free memory."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 
 import psutil
@@ -54,12 +53,6 @@ def resolve_devices(name: str) -> tuple[torch.device, ...]:
         count = torch.accelerator.device_count()
         return devices if count < 2 else tuple(torch.device(first.type, index) for index in range(count))
     return devices
-
-
-def device_names(devices: Sequence[torch.device]) -> str:
-    """Return readable names of devices, those of one name together with their number."""
-    counts = Counter(device_name(device) for device in devices)
-    return "; ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
 
 
 def compute_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:

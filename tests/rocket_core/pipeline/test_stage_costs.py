@@ -223,3 +223,18 @@ def test_costs_of_two_runs_are_added_by_stage():
         ("exporting", 10.0, 20),
     ]
     assert combined[-1].device == "cpu; gpu"
+
+
+def test_devices_of_all_processes_are_counted(monkeypatch):
+    monkeypatch.setattr("rocket_core.pipeline.stage_costs.device_name", lambda device: f"a {device}")
+    monkeypatch.setattr("rocket_core.pipeline.stage_costs.peak_memory", lambda _device: 2000)
+    costs = Costs(CPU, {})
+    with costs.of("calibrating"):
+        for device, peak in (("cpu", 1000), ("cuda:1", 3000), ("cpu", None)):
+            costs.note_process(torch.device(device), peak)
+    with costs.of("factorizing"):
+        pass
+    calibrating, factorizing = costs.stages
+    assert calibrating.device == "3 x a cpu; a cuda:1"
+    assert calibrating.peak_device_bytes == 3000
+    assert (factorizing.device, factorizing.peak_device_bytes) == ("a cpu", 2000)

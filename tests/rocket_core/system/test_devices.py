@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from rocket_core.errors import InvalidConfigError
-from rocket_core.system.devices import device_names, resolve_device, resolve_devices
+from rocket_core.system.devices import resolve_device, resolve_devices
 
 CPU = torch.device("cpu")
 
@@ -30,8 +30,3 @@ def test_a_kind_stands_for_all_accelerators_of_it(name, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
     assert resolve_devices(name) == tuple(torch.device("cpu", index) for index in range(3))
     assert resolve_devices("cpu:0") == (torch.device("cpu:0"),)
-
-
-def test_devices_of_one_name_are_counted():
-    name = device_names([CPU])
-    assert device_names([CPU, CPU]) == f"2 x {name}"
