@@ -24,10 +24,13 @@ from rocket_core.linalg import kernels
 from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.kernels import on_cpu, on_gpu
 from rocket_core.linalg.kernels.rate import Rate
+from rocket_core.linalg.kernels.tries import Tries
 from rocket_core.pipeline import Observer, Progress, compress
 from tests.reference import simulated_device
 
 _MODEL = Path(__file__).parents[1] / "examples" / "tiny-llama"
+SCALES = "scales in Triton"
+"""The operation that finds the best scales on GPUs, given to listeners with the weight and the scales that it tries."""
 _COLUMNS = ("stage", "operations", "waits", "to device", "MB", "to host", "MB", "peak MB")
 
 
@@ -94,6 +97,7 @@ def round_as_on_gpus() -> None:
     """Let the simulated device round by the code for GPUs, without Triton."""
     kernels.GPUS.add(simulated_device.NAME)
     on_gpu._launch = _launch
+    on_gpu.best_scales = _best_scales
 
 
 def _launch(
@@ -115,6 +119,17 @@ def _launch(
         torch.mul(codes - before, steps, out=out)
     else:
         out.copy_(on_cpu.round_block(rows, codes, matrix, steps, levels, rate))
+
+
+def _best_scales(weight: Tensor, importance: Tensor, first: Tensor, tries: Tries) -> Tensor:
+    """Compute what the other kernel computes."""
+    simulated_device.counts.launch(SCALES)
+    for listener in simulated_device.listeners:
+        listener(SCALES, (weight, tries))
+    best = torch.empty_like(first)
+    found = on_cpu.best_scales(*map(simulated_device._on_cpu, (weight, importance, first)), tries)
+    simulated_device._on_cpu(best).copy_(found)
+    return best
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.device_counts import round_as_on_gpus
+from benchmarks.device_counts import SCALES, round_as_on_gpus
 from benchmarks.scale.operations import FACTORIZATIONS, product_of, sides_of
 from benchmarks.scale.shapes import SIZES, ModelSize
 from benchmarks.scale.weights import make_model
@@ -54,6 +54,8 @@ _Seconds: TypeAlias = Mapping[tuple[str, str], Mapping[str, float]]
 _FLOATS = {torch.float64: 0, torch.float32: 1}
 # Cholesky factors and triangular solutions reach this part of the speed of products (9 ms for 8,192 rows, H100).
 _FACTOR_SPEED = 0.4
+# Operations in float32 for a weight and a scale of either sign that is tried, by the instructions of the kernel.
+_TRY_OPERATIONS = 100
 # Operations that sort, by passes that read and write keys and places.
 _SORTS, _SORTING_PASSES = {"argsort", "sort", "topk"}, 25
 # Bytes in a second: that a core deflates, that are written to a disk, that pinned memory is emptied of, that a thread
@@ -140,7 +142,10 @@ class _Meter(Observer):
         place = _FLOATS.get(tensors[0].dtype, 2) if tensors else 2
         for key, device in DEVICES.items():
             cause, seconds = "memory", self.divisor ** min(wide, 2) * size / device.memory
-            if name in _SORTS:
+            if name == SCALES:
+                operations = self.divisor**2 * tensors[0].numel() * args[1].count * _TRY_OPERATIONS
+                cause, seconds = "rounding", operations / device.products[1]
+            elif name in _SORTS:
                 cause, seconds = "sorting", _SORTING_PASSES * seconds
             elif "eigh" in name:
                 rows = self.divisor * tensors[0].shape[-1]

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.kernels.rate import Rate
-from rocket_core.linalg.kernels.reference import best_scales, code_moments
+from rocket_core.linalg.kernels.reference import code_moments
+from rocket_core.linalg.kernels.tries import Tries
 
 __all__ = ["BLOCK", "NAME", "best_scales", "code_moments", "descend", "round_block"]
 
@@ -19,6 +20,8 @@ BLOCK = 1024
 _TILE = 64
 _COLUMNS = 16
 _WARPS = 4
+# Scales that a program tries at once, for so many columns.
+_TRIED, _TRIED_COLUMNS = 64, 32
 # Sweeps after which the host asks whether codes still change.
 _ASKED = 4
 
@@ -66,6 +69,37 @@ def descend(
     codes[order], slope[order] = own, rows
 
 
+def best_scales(
+    weight: Float[Tensor, "groups size columns"],
+    importance: Float[Tensor, "groups size 1"],
+    first: Float[Tensor, "groups columns"],
+    tries: Tries,
+) -> Float[Tensor, "groups columns"]:
+    """See `Kernels.best_scales`: registers hold the errors of many scales, and the weight is read once for all."""
+    groups, size, columns = weight.shape
+    best = torch.empty_like(first)
+    signs = 1 if tries.positive else 2
+    _scan[(groups * triton.cdiv(columns, _TRIED_COLUMNS),)](
+        weight.contiguous(),
+        importance.contiguous(),
+        first.contiguous(),
+        best,
+        size,
+        columns,
+        tries.unit,
+        tries.per_octave,
+        tries.last,
+        tries.count * signs,
+        float(-tries.half),
+        float(tries.half - 1),
+        signs=signs,
+        tried=_TRIED,
+        width=_TRIED_COLUMNS,
+        num_warps=_WARPS,
+    )
+    return best
+
+
 class _Choice:
     """What a kernel needs to choose codes."""
 
@@ -106,6 +140,14 @@ def _launch(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _rounded(parts, least, largest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Return the nearest integers, half to even, as torch rounds."""
+    best = tl.floor(parts + 0.5)
+    best = tl.where((best - parts == 0.5) & (2.0 * tl.floor(best * 0.5) != best), best - 1.0, best)
+    return tl.minimum(tl.maximum(best, least), largest)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _best(  # type: ignore[no-untyped-def]  # noqa: ANN202
     ideal,  # noqa: ANN001
     old,  # noqa: ANN001
@@ -121,10 +163,7 @@ def _best(  # type: ignore[no-untyped-def]  # noqa: ANN202
 ):
     """Return the best code of an input, of each column."""
     if levels == 0:
-        # Half to even, as torch rounds.
-        best = tl.floor(ideal + 0.5)
-        best = tl.where((best - ideal == 0.5) & (2.0 * tl.floor(best * 0.5) != best), best - 1.0, best)
-        best = tl.minimum(tl.maximum(best, least), largest)
+        best = _rounded(ideal, least, largest)
     else:
         best = tl.zeros_like(ideal) + tl.load(table)
         for level in tl.static_range(1, levels):
@@ -214,3 +253,53 @@ def _visit(  # type: ignore[no-untyped-def]  # noqa: ANN202
             tl.store(out + where, result, mask=mask)
             # Other threads of this program read them for the next tile.
             tl.debug_barrier()
+
+
+# Compiled once for all shapes.
+@triton.jit(do_not_specialize=["size", "columns", "per_octave", "total"])  # type: ignore[untyped-decorator]
+def _scan(  # type: ignore[no-untyped-def]  # noqa: ANN202
+    weight,  # noqa: ANN001
+    importance,  # noqa: ANN001
+    first,  # noqa: ANN001
+    best,  # noqa: ANN001
+    size,  # noqa: ANN001
+    columns,  # noqa: ANN001
+    unit,  # noqa: ANN001
+    per_octave,  # noqa: ANN001
+    last,  # noqa: ANN001
+    total,  # noqa: ANN001
+    least,  # noqa: ANN001
+    largest,  # noqa: ANN001
+    signs: tl.constexpr,
+    tried: tl.constexpr,
+    width: tl.constexpr,
+):
+    """Find the best scale for some columns of a group."""
+    parts = (columns + width - 1) // width
+    group = tl.program_id(0) // parts
+    column = (tl.program_id(0) % parts) * width + tl.arange(0, width)
+    inside = column < columns
+    begin = tl.load(first + group * columns + column, mask=inside, other=0.0)
+    chosen, lowest = tl.zeros_like(begin) + unit, tl.zeros_like(begin) + float("inf")
+    start = 0
+    while start < total:
+        number = start + tl.arange(0, tried)
+        place = tl.minimum(begin[None, :] + (number // signs)[:, None].to(begin.dtype), last)
+        scale = unit * tl.exp2(-place / per_octave)
+        scale = tl.where((number % signs == 1)[:, None], -scale, scale)
+        error = tl.zeros_like(scale)
+        i = 0
+        while i < size:
+            value = tl.load(weight + (group * size + i) * columns + column, mask=inside, other=0.0)[None, :]
+            removed = _rounded(value / scale, least, largest) * scale - value
+            error += removed * removed * tl.load(importance + group * size + i)
+            i += 1
+        error = tl.where((number < total)[:, None], error, float("inf"))
+        # The first of equal ones.
+        at = tl.argmin(error, axis=0)
+        found = tl.min(error, axis=0)
+        there = tl.sum(tl.where(tl.arange(0, tried)[:, None] == at[None, :], scale, 0.0), axis=0)
+        chosen = tl.where(found < lowest, there, chosen)
+        lowest = tl.minimum(found, lowest)
+        start += tried
+    tl.store(best + group * columns + column, chosen, mask=inside)

@@ -128,12 +128,16 @@ def test_names_are_recorded_in_all_open_blocks():
 # Interpreted, as the variable is read when Triton is imported.
 INTERPRETED = """
 import torch
-from tests.rocket_core.linalg.kernels.test_kernels import assert_same, codes_by, random_layer
+from tests.rocket_core.linalg.kernels.test_kernels import assert_same, codes_by, random_layer, scales_by
 from rocket_core.linalg.kernels import on_gpu, reference
 on_gpu.BLOCK = 128  # two tiles to a launch
 for shape, dtype in (((150, 5), torch.float32), ((20, 18), torch.float64)):
     weight, gram = random_layer(*shape, dtype=dtype)
     assert_same(codes_by(on_gpu, weight, gram), codes_by(reference, weight, gram))
+    importance = gram.matrix.diagonal()
+    found, expected = (scales_by(kernels, weight[:70], importance[:70]) for kernels in (on_gpu, reference))
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=0)
 """
 
 
