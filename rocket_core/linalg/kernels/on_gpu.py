@@ -139,7 +139,7 @@ def _launch(
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _rounded(parts, least, largest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Return the nearest integers, half to even, as torch rounds."""
     best = tl.floor(parts + 0.5)
