@@ -35,16 +35,14 @@ class _OpenStage:
         at: time on the clock when it started.
         energy: reading of the meter when it started.
         kernels: names of the loops of rounding that it has run.
-        others: names of the devices of processes that have taken part.
-        peaks: bytes of device memory of each at the most.
+        others: costs of processes that have taken part.
     """
 
     name: str
     at: float
     energy: EnergyReading | None
     kernels: Set[str]
-    others: list[str] = field(default_factory=list)
-    peaks: list[int | None] = field(default_factory=list)
+    others: list[StageReport] = field(default_factory=list)
 
 
 class Costs:
@@ -99,16 +97,14 @@ class Costs:
                 self._costs[stage] = self._charge(self._open_stage)
                 self._open_stage = None
 
-    def note_process(self, device: torch.device, peak_bytes: int | None) -> None:
-        """Note that a process on another device has taken part in the stage in progress.
+    def add_process(self, cost: StageReport) -> None:
+        """Add what a process that takes part in the stage in progress needed; its time is not added.
 
         Args:
-            device: its device.
-            peak_bytes: bytes of device memory that it had allocated at the most; None on the CPU.
+            cost: of the process.
         """
         assert self._open_stage is not None
-        self._open_stage.others.append(device_name(device))
-        self._open_stage.peaks.append(peak_bytes)
+        self._open_stage.others.append(cost)
 
     def save_if_due(self) -> None:
         """Store all costs if some time has passed since they were last stored."""
@@ -120,9 +116,11 @@ class Costs:
         spent = StageReport(
             name=open_stage.name,
             seconds=round(time.monotonic() - open_stage.at, 3),
-            peak_memory_bytes=_peak_resident_bytes(),
-            peak_device_bytes=functools.reduce(_larger, open_stage.peaks, peak_memory(self._device)),
-            device=_counted(self._device_name, *open_stage.others),
+            peak_memory_bytes=_peak_resident_bytes() + sum(other.peak_memory_bytes for other in open_stage.others),
+            peak_device_bytes=functools.reduce(
+                _larger, (other.peak_device_bytes for other in open_stage.others), peak_memory(self._device)
+            ),
+            device=_counted(self._device_name, *(other.device for other in open_stage.others)),
             kernels="; ".join(sorted(open_stage.kernels)) or None,
             energy=_spent(open_stage.energy, self._energy(), accelerated=self._device.type != "cpu"),
         )
@@ -157,9 +155,9 @@ def _combined(one: StageReport, other: StageReport) -> StageReport:
     )
 
 
-def _counted(*names: str) -> str:
+def _counted(*names: str | None) -> str:
     """Return names of devices, those that are equal once with their number."""
-    counts = Counter(names)
+    counts = Counter(name for name in names if name is not None)
     return "; ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
 
 

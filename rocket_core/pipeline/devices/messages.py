@@ -7,6 +7,7 @@ from pydantic import Field, TypeAdapter
 
 from rocket_core.config import CompressionConfig
 from rocket_core.pipeline.stages.units import CompressionUnit
+from rocket_core.report.schema import StageReport
 from rocket_core.schema import FrozenModel
 
 
@@ -46,8 +47,8 @@ class CompressBlocks(FrozenModel):
 class Finished(FrozenModel):
     """Answer: no block is left."""
 
-    peak_bytes: int | None
-    """bytes of device memory that were allocated at the most; None on the CPU."""
+    cost: StageReport
+    """what it took."""
 
 
 class Failed(FrozenModel):

@@ -17,7 +17,15 @@ from rocket_core.errors import RocketError
 from rocket_core.hub.repository import offline
 from rocket_core.linalg.rough_products import fast_products
 from rocket_core.pipeline.context import Run
-from rocket_core.pipeline.devices.messages import REQUEST, Begin, CompressBlocks, Failed, Finished, ProfileBlocks
+from rocket_core.pipeline.devices.messages import (
+    REQUEST,
+    Begin,
+    CompressBlocks,
+    Failed,
+    Finished,
+    ProfileBlocks,
+    Request,
+)
 from rocket_core.pipeline.observer import Observer
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.progress import Monitor
@@ -25,9 +33,9 @@ from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.compress import compress_blocks
 from rocket_core.pipeline.stages.profile import ProfilesInOrder, profile_blocks
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.report.schema import StageReport
 from rocket_core.schema import FrozenModel
 from rocket_core.system.child_process import described, exit_when_closed
-from rocket_core.system.devices import peak_memory, reset_peak_memory
 from rocket_core.system.process_memory import keep_freed_memory
 
 
@@ -63,13 +71,13 @@ def _serve(source: Connection, target: Connection) -> None:
         inputs = work.inputs()
         assert inputs is not None, "the run has claimed the folder"
         while True:
-            reset_peak_memory(run.device)
+            request = REQUEST.validate_json(source.recv_bytes())
             with fast_products():
-                _work(run, inputs, work, REQUEST.validate_json(source.recv_bytes()))
-            _send(target, Finished(peak_bytes=peak_memory(run.device)))
+                cost = _work(run, inputs, work, request)
+            _send(target, Finished(cost=cost))
 
 
-def _work(run: Run, inputs: CalibrationInputs, work: WorkFolder, request: ProfileBlocks | CompressBlocks) -> None:
+def _work(run: Run, inputs: CalibrationInputs, work: WorkFolder, request: Request) -> StageReport:
     # Progress is what the run finds in the work folder.
     monitor = Monitor(Observer(), Costs(run.device, {}), stages=STAGES)
     match request:
@@ -81,6 +89,8 @@ def _work(run: Run, inputs: CalibrationInputs, work: WorkFolder, request: Profil
                 compress_blocks(run, inputs, work, request, monitor)
         case _:
             assert_never(request)
+    [cost] = monitor.costs.stages
+    return cost
 
 
 def _send(target: Connection, message: FrozenModel) -> None:

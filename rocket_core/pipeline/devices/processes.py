@@ -125,4 +125,4 @@ def _collect_answers(member: _Member, monitor: Monitor, is_complete: Callable[[]
             raise ChildError(answer.reason)
         member.unanswered -= 1
         if not member.unanswered:
-            monitor.costs.note_process(member.device, answer.peak_bytes)
+            monitor.costs.add_process(answer.cost)

@@ -225,16 +225,22 @@ def test_costs_of_two_runs_are_added_by_stage():
     assert combined[-1].device == "cpu; gpu"
 
 
-def test_devices_of_all_processes_are_counted(monkeypatch):
+def test_costs_of_all_processes_are_added(monkeypatch):
     monkeypatch.setattr("rocket_core.pipeline.stage_costs.device_name", lambda device: f"a {device}")
     monkeypatch.setattr("rocket_core.pipeline.stage_costs.peak_memory", lambda _device: 2000)
+    monkeypatch.setattr("rocket_core.pipeline.stage_costs._peak_resident_bytes", lambda: 10)
     costs = Costs(CPU, {})
     with costs.of("calibrating"):
-        for device, peak in (("cpu", 1000), ("cuda:1", 3000), ("cpu", None)):
-            costs.note_process(torch.device(device), peak)
+        for device, peak in (("a cpu", 1000), ("a cuda:1", 3000), ("a cpu", None)):
+            costs.add_process(
+                StageReport(
+                    name="calibrating", seconds=99.0, peak_memory_bytes=5, peak_device_bytes=peak, device=device
+                )
+            )
     with costs.of("factorizing"):
         pass
     calibrating, factorizing = costs.stages
-    assert calibrating.device == "3 x a cpu; a cuda:1"
-    assert calibrating.peak_device_bytes == 3000
+    assert (calibrating.device, calibrating.peak_device_bytes) == ("3 x a cpu; a cuda:1", 3000)
+    assert (calibrating.peak_memory_bytes, factorizing.peak_memory_bytes) == (25, 10)
+    assert calibrating.seconds < 50
     assert (factorizing.device, factorizing.peak_device_bytes) == ("a cpu", 2000)
