@@ -107,8 +107,9 @@ def compress_blocks(
             for unit in pending:
                 monitor.step(parts[done], unit.names[0])
                 _compress_one(run, work, sizes.sized(unit), statistics, grams)
-                return_freed_memory()
                 done += 1
+        # Not after each layer, as the next one would fetch the memory again.
+        return_freed_memory()
 
 
 def _compress_one(

@@ -169,6 +169,8 @@ def profile_blocks(run: Run, inputs: CalibrationInputs, work: WorkFolder, found:
                 record = _profile_block(run, walk, work, index, on_layer, functools.partial(found.add_of, index))
                 work.save_block(index, record)
         found.add_finished()
+        # Not after each layer, as the next one would fetch the memory again.
+        return_freed_memory()
     return walk
 
 
@@ -296,7 +298,6 @@ def _profile_block(
         on_layer(position, name)
         if work.profile(name) is None:
             _profile_one(run, work, method, name, calibrated)
-            return_freed_memory()
         calibrated.statistics.pop(name, None)
         while len(finished) < len(called) and (profile := work.profile(called[len(finished)])) is not None:
             on_profile(profile)
