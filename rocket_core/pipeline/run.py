@@ -31,6 +31,7 @@ from rocket_core.pipeline.report_builder import (
     layer_reports,
     model_profile,
     totals_report,
+    verdict,
     without_paths,
 )
 from rocket_core.pipeline.requirements import check_needed, decoded_target
@@ -240,8 +241,7 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
             SequentialCompression(run, prepared.calibration, work, units, sizes, monitor).complete()
         else:
             compress_layers(run, prepared.calibration, work, units, sizes, monitor)
-    refined = work.refined_blocks()
-    layers = layer_reports(allocation, decided, selected, work, refined)
+    layers = layer_reports(allocation, decided, selected, work, refined := work.refined_blocks())
     by_name = {layer.name: layer for layer in layers}
     healing = None
     if prepared.healing is not None:
@@ -272,6 +272,7 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
         refinement=block_reports(run, refined),
         healing=healing,
         evaluation=evaluation,
+        verdict=verdict(run.config, evaluation, allocation),
         speed=speed,
     )
     publish(run.source.folder, prepared.output, work, report, folders)
