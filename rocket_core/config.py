@@ -267,7 +267,7 @@ def _is_fraction(value: Any) -> Any:
     return value
 
 
-_AcceptedFraction = Annotated[float, BeforeValidator(_is_fraction), Field(gt=0, lt=1)]
+_AcceptedFraction = Annotated[float, Field(gt=0, lt=1), BeforeValidator(_is_fraction)]
 
 
 class AcceptanceConfig(FrozenModel):
@@ -793,7 +793,7 @@ def _validated(kind: type[_Config], what: str, settings: Mapping[str, object]) -
         return kind.model_validate(settings)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc']) or 'settings'}: {problem['msg']}"
+            f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
             for problem in error.errors(include_url=False, include_input=False)
         )
         raise InvalidConfigError(f"invalid {what} settings: {problems}") from error

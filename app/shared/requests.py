@@ -327,7 +327,7 @@ class JobRequest(StoredRequest):
 
     model_id: _ModelId
     revision: _Revision = None
-    ratio: Annotated[float, BeforeValidator(_is_fraction), Field(ge=0, lt=1)] | None = None
+    ratio: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_is_fraction)] | None = None
     """fraction of the compressible parameters to remove, [0, 1)."""
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     """upper bound on the bytes of the artifact that the option `engine` reads, in place of a ratio: of all safetensors
@@ -639,7 +639,7 @@ WORK_REQUESTS: Mapping[WorkKind, type[WorkRequest]] = {
 class AllocationRequest(RequestModel):
     """The target of a predicted allocation: exactly one of the four."""
 
-    ratio: Annotated[float, BeforeValidator(_is_fraction), Field(ge=0, lt=1)] | None = None
+    ratio: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_is_fraction)] | None = None
     """fraction to remove, [0, 1), of the compressible parameters, or of bytes if that is the profile's budget unit."""
     model_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """upper bound on the bytes of all weights of the model; the best model within it is predicted."""

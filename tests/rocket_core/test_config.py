@@ -58,6 +58,11 @@ def test_bounds_that_mean_nothing_are_refused(accept, said):
         compression_config(ratio=0.3, evaluate={}, accept=accept)
 
 
+def test_messages_have_no_words_of_the_validator():
+    with pytest.raises(InvalidConfigError, match=r"^invalid compression settings: settings: export has the same entry"):
+        compression_config(ratio=0.3, export=("dense", "dense"))
+
+
 def test_all_problems_are_reported_at_once():
     with pytest.raises(InvalidConfigError, match=r"ratio.*samples"):
         compression_config(ratio=2, calibration={"samples": 0})

@@ -5,6 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.shared.requests import (
+    AllocationRequest,
     CalibrationRequest,
     CompressionRequest,
     EvaluationRequest,
@@ -121,6 +122,13 @@ def test_a_dataset_is_never_a_path(dataset):
 def test_impossible_or_unstorable_values_are_refused(change):
     with pytest.raises(ValidationError):
         JobRequest.model_validate({"model_id": "local/x", "ratio": 0.3} | change)
+
+
+@pytest.mark.parametrize("request_type", [JobRequest, AllocationRequest])
+def test_the_schema_of_a_ratio_has_its_bounds(request_type):
+    ratio, null = request_type.model_json_schema()["properties"]["ratio"]["anyOf"]
+    assert ratio == {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
+    assert null == {"type": "null"}
 
 
 def test_the_fingerprint_is_independent_of_spelling_out_defaults():

@@ -89,7 +89,7 @@ def test_a_verdict_is_part_of_the_result_and_of_webhooks(client, worker, context
         ({"accept": {"max_perplexity_increase": 2}}, "accept.max_perplexity_increase", "for 2 %, write 0.02"),
         ({"accept": {"max_kll": 1}}, "accept.max_kll", "Extra inputs are not permitted"),
         ({"accept": {}}, "accept", "give at least one of max_kl"),
-        ({"accept": {"max_task_drop": 0.1}}, "body", "add evaluate.tasks"),
+        ({"accept": {"max_task_drop": 0.1}}, "body", "settings: accept.max_task_drop is about zero-shot tasks"),
         ({"accept": {"max_kl": 1}, "evaluate": None}, "body", "none is requested: add evaluate"),
     ],
 )
