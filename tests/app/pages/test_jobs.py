@@ -88,7 +88,7 @@ def test_a_verdict_is_on_the_page_and_in_the_list(page, worker, submitted, outco
     text = page("GET", f"/ui/jobs/{submitted}").text
     classes, shown = re.search(r'<div class="([^"]+)" role="note"><p><strong>Verdict: (\w+)<', text).groups()
     assert (classes, shown) == ("notice" if outcome == "accepted" else "notice bad", outcome)
-    assert f"<li>{escape((reasons or (bound.text,))[0])}</li>" in text
+    assert f"<p>{escape((reasons or (bound.text,))[0])}</p>" in text
     assert re.search(rf'class="{"good" if outcome == "accepted" else "bad"}">{outcome}</span>', page("GET", "/").text)
 
 
