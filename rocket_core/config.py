@@ -281,8 +281,8 @@ class AcceptanceConfig(FrozenModel):
     max_perplexity_increase: _AcceptedFraction | None = None
     """largest increase of the perplexity, as a fraction of that of the original, above 0 and less than 1."""
     max_task_drop: _AcceptedFraction | None = None
-    """largest drop of the accuracy in any of the evaluation's zero-shot tasks, as a fraction of all items, above 0 and
-    less than 1: with 0.02, 48 % right instead of 50 % is accepted.
+    """largest drop of an accuracy (`acc` and `acc_norm`) in any of the evaluation's zero-shot tasks, as a fraction of
+    all items, above 0 and less than 1: with 0.02, 48 % right instead of 50 % is accepted.
     """
 
     @model_validator(mode="after")

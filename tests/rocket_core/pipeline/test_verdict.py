@@ -3,9 +3,10 @@
 import pytest
 
 from rocket_core.checkpoint import find_model
+from rocket_core.config import healing_config
 from rocket_core.errors import CompressionCancelledError, InvalidConfigError
 from rocket_core.hub.requests import check_request
-from rocket_core.pipeline import compress
+from rocket_core.pipeline import compress, heal
 from rocket_core.pipeline.preflight import prepare_run, run_identity
 from rocket_core.report.schema import CompressionReport
 from tests.reference.observers import Watch
@@ -13,19 +14,33 @@ from tests.reference.observers import Watch
 EVALUATE = {"samples": 2, "sequence_length": 32}
 
 
-def test_a_run_ends_with_a_verdict_on_what_it_measured(model_folder, settings, tmp_path, finished, fingerprint):
+@pytest.fixture(scope="module")
+def judged(model_folder, settings, tmp_path_factory):
+    """Return the output folder and the report of a run with bounds, of which one does not hold."""
+    output = tmp_path_factory.mktemp("judged") / "out"
     config = settings(evaluate=EVALUATE, accept={"max_kl": 1e-9, "max_perplexity_increase": 0.9})
-    report = compress(str(model_folder("llama")), tmp_path / "out", config)
+    return output, compress(str(model_folder("llama")), output, config)
 
+
+def test_a_run_ends_with_a_verdict_on_what_it_measured(judged, finished, fingerprint):
+    output, report = judged
     measured = report.evaluation
     increase = measured.after.perplexity / measured.before.perplexity - 1
     divergence, perplexity = report.verdict.bounds
     assert (divergence.bound, divergence.measured) == (1e-9, measured.difference.kl_divergence)
     assert (perplexity.bound, perplexity.measured) == (0.9, pytest.approx(increase))
     assert report.verdict.outcome == "regressed"
-    assert CompressionReport.model_validate_json((tmp_path / "out" / "report.json").read_text()) == report
-    assert "Verdict: regressed" in (tmp_path / "out" / "report.html").read_text()
-    assert fingerprint(tmp_path / "out") == fingerprint(finished("llama")[0]), "the artifacts are kept, and the same"
+    assert CompressionReport.model_validate_json((output / "report.json").read_text()) == report
+    assert "Verdict: regressed" in (output / "report.html").read_text()
+    assert fingerprint(output) == fingerprint(finished("llama")[0]), "the artifacts are kept, and the same"
+
+
+def test_a_healed_artifact_has_no_verdict_of_before(judged, model_folder, tmp_path):
+    config = healing_config(tokens=512, sequence_length=16, device="cpu")
+    heal(judged[0], tmp_path, config, model=str(model_folder("llama")))
+    healed = CompressionReport.model_validate_json((tmp_path / "rocket" / "report.json").read_text())
+    assert healed.healing is not None
+    assert (healed.evaluation, healed.verdict) == (None, None)
 
 
 @pytest.mark.parametrize(

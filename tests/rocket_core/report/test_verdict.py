@@ -54,6 +54,9 @@ def answered(before, after):
         ({"max_perplexity_increase": 0.04}, measured(after=2.04), "regressed", 0.040810774),
         ({"max_perplexity_increase": 0.01}, measured(after=1.9), "accepted", -0.095162582),
         ({"max_task_drop": 0.1}, measured(quality(2, a=0.5, b=0.8), quality(2, a=0.41, b=0.9)), "accepted", 0.09),
+        # The drop is 0.010000000000000009.
+        ({"max_task_drop": 0.01}, measured(quality(2, a=0.73), quality(2, a=0.72)), "accepted", 0.01),
+        ({"max_task_drop": 0.01}, measured(quality(2, a=0.73), quality(2, a=0.71)), "regressed", 0.02),
         ({"max_task_drop": 0.05}, measured(quality(2, a=0.5, b=0.8), quality(2, a=0.41, b=0.9)), "regressed", 0.09),
     ],
 )
@@ -83,7 +86,7 @@ def test_an_accepted_verdict_has_its_numbers():
     verdict = judge(AcceptanceConfig(max_kl=0.05, max_perplexity_increase=0.5), measured(after=2.01), 0.01)
     assert verdict.text == (
         "accepted: KL divergence 0.01 nats per token, at most 0.05 accepted; "
-        "perplexity increase 1.01 %, at most 50 % accepted"
+        "perplexity increase 1.005 %, at most 50 % accepted"
     )
 
 
