@@ -12,6 +12,7 @@ from rocket_cli import completion, options
 from rocket_cli.option_groups import group_field
 from rocket_core import config as core  # the groups have a method of that name
 from rocket_core.engines import ENGINES, EngineName
+from rocket_core.errors import ExitCode
 from rocket_core.report.figures import ERROR_NAMES
 from rocket_core.sizes.budget import BudgetUnit
 from rocket_core.sizes.target import parse_size
@@ -35,6 +36,11 @@ EVALUATION_SETTINGS = {
     "prompt": "prompts",
     "answer_tokens": "answer_tokens",
 }
+ACCEPTANCE_SETTINGS = {
+    "accept_kl": "max_kl",
+    "accept_perplexity_increase": "max_perplexity_increase",
+    "accept_task_drop": "max_task_drop",
+}
 _METHOD_NAMES = ("preset", "method", "code_bits", "group_size", "value_bits", "refine", "calibrate_all_experts")
 _METHOD_SETTINGS = {name: name for name in (*_METHOD_NAMES, "objective", "budget", "storage", "engine")}
 
@@ -48,15 +54,17 @@ _of_data, _of_method, _of_run = (
 )
 
 
-def _ratio(text: str) -> float:
-    number = text.removesuffix("%")
+def _fraction(text: str) -> float:
     try:
-        value = float(number)
+        value = float(text.removesuffix("%"))
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a valid number; use for example 0.3 or 30%") from None
-    if text.endswith("%"):
-        return value / 100
-    if 1 <= value < 100:
+    return value / 100 if text.endswith("%") else value
+
+
+def _ratio(text: str) -> float:
+    value = _fraction(text)
+    if 1 <= value < 100 and not text.endswith("%"):
         raise typer.BadParameter(f"{text} is not less than 1; to remove {text} %, use {value / 100:.6g} or {text}%")
     return value
 
@@ -179,6 +187,21 @@ class CompressionOptions:
     task_items: options.TaskItems = None
     prompt: options.Prompts = None
     answer_tokens: options.AnswerTokens = None
+    accept_kl: float | None = _of_data(
+        "NATS",
+        "Accept the result only up to this KL divergence from the original, in nats per token, such as 0.05. It is "
+        f"kept anyway; exit code {ExitCode.NOT_ACCEPTED:d} if it is not accepted.",
+        "no verdict",
+    )
+    accept_perplexity_increase: float | None = _of_data(
+        "R", "Accept only up to this increase of the perplexity, such as 0.02 or 2%.", "no bound", parser=_fraction
+    )
+    accept_task_drop: float | None = _of_data(
+        "R",
+        "Accept only up to this drop of the accuracy in each --task, such as 0.01 or 1% of all items.",
+        "no bound",
+        parser=_fraction,
+    )
     benchmark: bool = _setting(
         None,
         "Measure speed and memory of the original and of each export afterwards. Requires memory for all of them.",
@@ -218,6 +241,22 @@ class CompressionOptions:
         """Return the given settings of the evaluation; None if it was not asked for."""
         return self._given(EVALUATION_SETTINGS) or None
 
+    def acceptance(self) -> dict[str, Any] | None:
+        """Return the bounds that the result must meet; None if none is given.
+
+        Raises:
+            typer.BadParameter: nothing that is asked for measures one of them.
+        """
+        given = [option for option in ACCEPTANCE_SETTINGS if getattr(self, option) is not None]
+        if given and self.evaluation() is None:
+            hint = f"--{given[0].replace('_', '-')}"
+            raise typer.BadParameter(
+                "is about what --evaluate measures; add it, such as --evaluate builtin", param_hint=hint
+            )
+        if self.accept_task_drop is not None and not self.task:
+            raise typer.BadParameter("is about tasks; add --task NAME", param_hint="--accept-task-drop")
+        return self._given(ACCEPTANCE_SETTINGS) or None
+
     def config(self, **machine: Any) -> core.CompressionConfig:
         """Return the settings of a run on this machine.
 
@@ -234,6 +273,7 @@ class CompressionOptions:
             calibration=self._calibration(),
             **self._method(),
             evaluate=self.evaluation(),
+            accept=self.acceptance(),
             benchmark=self.benchmark,
             ignore=tuple(self.ignore or _DEFAULTS.ignore),
             **({"export": tuple(self.export)} if self.export else {}),
@@ -285,6 +325,7 @@ class ServerOptions(CompressionOptions):
             "target_bytes": self.size,
             "bits": self.bits,
             "evaluate": self.evaluation(),
+            "accept": self.acceptance(),
             "benchmark": self.benchmark,
         }
 

@@ -27,6 +27,7 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.NOT_FOUND: "the server has no such job or file",
     ExitCode.CONFLICT: "the job's status does not allow this, or the repository is public",
     ExitCode.CANCELLED: "the job was cancelled",
+    ExitCode.NOT_ACCEPTED: "done and kept, but the result is not accepted (--accept-...); the verdict has the numbers",
     ExitCode.TEMPORARY: "the model hub, the server or a webhook's receiver cannot be reached; try again later",
     ExitCode.NOT_ALLOWED: "the API key (ROCKET_API_KEY) or Hub token is missing or lacks permission",
     ExitCode.INTERRUPTED: "interrupted; a compression can be resumed, a job continues",

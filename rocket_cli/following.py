@@ -80,11 +80,18 @@ def report_end(job: Job, connection: Connection) -> ExitCode:
     if job.status == "succeeded":
         if not connection.as_json:
             _print_result(job, connection)
-        return ExitCode.OK
+        return ExitCode.NOT_ACCEPTED if _is_refused(job) else ExitCode.OK
     failure = _failure(job, connection)
     # The JSON of the job, written above, includes its error.
     report_failure(failure, as_json=False)
     return failure.exit_code
+
+
+def _is_refused(job: Job) -> bool:
+    """Return whether a job with bounds has a result that does not meet them."""
+    verdict = None if job.result is None else job.result.verdict
+    # The files of an export have the report of the job that they are from.
+    return job.accept is not None and verdict is not None and not verdict.is_accepted
 
 
 def seconds_until(at: datetime | None) -> float | None:
@@ -119,6 +126,8 @@ def _print_result(job: Job, connection: Connection) -> None:
             typer.echo(f"Parameters: {kept} of {all_} compressible ones kept, {removed} removed")
         stored, dense = bytes_text(job.result.stored_bytes), bytes_text(job.result.dense_bytes)
         typer.echo(f"Size on disk: {stored}, {dense} before")
+        if job.result.verdict is not None:
+            typer.echo(f"Verdict: {job.result.verdict.text}")
     if job.kind == "profile":
         typer.echo(f"    {connection.command('frontier', job.id)}")
         return

@@ -13,8 +13,8 @@ from rocket_client.models import Upload
 from rocket_core.config import ONE_FORMAT_METHODS
 from rocket_core.sizes.target import ByBits, ByRatio, target_of
 
-# A ratio of 0 is valid, the server refuses 0 bits, and an empty evaluation requests one with all defaults.
-_MAY_BE_EMPTY = frozenset({"ratio", "bits", "evaluate"})
+# A ratio of 0 is valid, the server refuses 0 bits and no bounds, and an empty evaluation has all defaults.
+_MAY_BE_EMPTY = frozenset({"ratio", "bits", "evaluate", "accept"})
 _ID = re.compile(r"[A-Za-z0-9_-]+")
 _UPLOAD_ID = re.compile(r"upload/[0-9a-f]{32}")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]+")

@@ -101,6 +101,7 @@ class AsyncRocket(Account, LaterWork):
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
+        accept: Mapping[str, float] | None = None,
         benchmark: bool = False,
         options: Mapping[str, JsonValue] | None = None,
         metadata: Mapping[str, str] | None = None,
@@ -120,6 +121,8 @@ class AsyncRocket(Account, LaterWork):
             evaluate: how to compare the result with the dense model: `dataset`, `samples`, `sequence_length`,
                 `stride`, `tasks`, `task_items`, `prompts`, `answer_tokens`; empty takes all defaults, None skips the
                 comparison.
+            accept: bounds on what `evaluate` measures: `max_kl` (nats per token), `max_perplexity_increase`,
+                `max_task_drop` (fractions); the job's `result.verdict` says whether they hold. None gives no verdict.
             benchmark: whether to measure speed and memory of the original and of each artifact.
             options: settings of the method, such as `objective`, `ignore` and `export`.
             metadata: your own labels.
@@ -133,7 +136,7 @@ class AsyncRocket(Account, LaterWork):
             ProblemError: the server refuses the request.
         """
         settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
-        settings |= {"benchmark": benchmark, "options": options, "metadata": metadata, "queue": queue}
+        settings |= {"accept": accept, "benchmark": benchmark, "options": options, "metadata": metadata, "queue": queue}
         settings |= target(ratio, target_bytes, bits, options)
         return await self._transport.create_job("/jobs", request_body(model_id, settings), idempotency_key, hub_token)
 
@@ -169,13 +172,16 @@ class AsyncRocket(Account, LaterWork):
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
+        accept: Mapping[str, float] | None = None,
         benchmark: bool = False,
         options: Mapping[str, JsonValue] | None = None,
         hub_token: str | None = None,
     ) -> Estimate:
         """Return what a job would take, without creating it; arguments and errors are those of `submit`."""
         settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
-        settings |= {"benchmark": benchmark, "options": options} | target(ratio, target_bytes, bits, options)
+        settings |= {"accept": accept, "benchmark": benchmark, "options": options} | target(
+            ratio, target_bytes, bits, options
+        )
         body, headers = request_body(model_id, settings), token_header(hub_token)
         return await self._transport.post(Estimate, "/estimates", body, headers=headers)
 

@@ -9,9 +9,10 @@ from typing import Annotated, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from rocket_core.config import EvaluationConfig
+from rocket_core.config import AcceptanceConfig, EvaluationConfig
 from rocket_core.report.push import PushReport
 from rocket_core.report.quality import EvaluationReport
+from rocket_core.report.verdict import Verdict
 from rocket_core.schema import FrozenModel
 
 Item = TypeVar("Item", bound=BaseModel)
@@ -58,6 +59,10 @@ class Evaluation(EvaluationConfig, extra="ignore"):
     """Comparison of a result with the dense model; its text is named as in a calibration."""
 
 
+class Acceptance(AcceptanceConfig, extra="ignore"):
+    """What the measured result must meet to be accepted."""
+
+
 class JobError(Resource):
     """The error of a failed job."""
 
@@ -90,6 +95,8 @@ class JobResult(Resource):
     """quality as people read it, such as the perplexity before and after; null for jobs of earlier versions."""
     quality_is_measured: bool = False
     """whether the quality was measured, by the job or by a later evaluation; otherwise it is predicted."""
+    verdict: Verdict | None = None
+    """whether the measured quality is accepted; null if the request has no bounds (`accept`)."""
 
 
 class PushTarget(Resource):
@@ -130,6 +137,8 @@ class Job(Resource):
     """the calibration data."""
     evaluate: Evaluation | None = None
     """comparison of the result with the dense model; None skips it."""
+    accept: Acceptance | None = None
+    """bounds on what that measures; None gives no verdict."""
     benchmark: bool = False
     """whether speed and memory of the original and of each artifact are measured."""
     options: dict[str, JsonValue]

@@ -260,6 +260,38 @@ class EvaluationConfig(FrozenModel):
         return self
 
 
+def _is_fraction(value: Any) -> Any:
+    # 2 % is easily written as 2.
+    if isinstance(value, int | float) and value >= 1:
+        raise ValueError("should be less than 1; for 2 %, write 0.02")
+    return value
+
+
+_AcceptedFraction = Annotated[float, Field(gt=0, lt=1), BeforeValidator(_is_fraction)]
+
+
+class AcceptanceConfig(FrozenModel):
+    """What the measured result must meet to be accepted: at least one bound.
+
+    A run ends with a verdict on it, and keeps the result whatever the verdict is. For models that predict tokens.
+    """
+
+    max_kl: Annotated[float, Field(gt=0)] | None = None
+    """most KL divergence from the original, mean over the tokens of the evaluation, in nats, above 0."""
+    max_perplexity_increase: _AcceptedFraction | None = None
+    """largest increase of the perplexity, as a fraction of that of the original, above 0 and less than 1."""
+    max_task_drop: _AcceptedFraction | None = None
+    """largest drop of an accuracy (`acc` and `acc_norm`) in any of the evaluation's zero-shot tasks, as a fraction of
+    all items, above 0 and less than 1: with 0.02, 48 % right instead of 50 % is accepted.
+    """
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> "AcceptanceConfig":
+        if not self.model_dump(exclude_none=True):
+            raise ValueError(f"give at least one of {', '.join(type(self).model_fields)}")
+        return self
+
+
 def _as_list(value: Any) -> Any:
     return value if value is None or isinstance(value, list | tuple) else (value,)
 
@@ -463,6 +495,10 @@ class CompressionConfig(MethodOptions):
     """the calibration data."""
     evaluate: EvaluationConfig | None = None
     """how the result is compared with the dense model; None (default) does not, and costs nothing."""
+    accept: AcceptanceConfig | None = None
+    """what the comparison must show for the verdict `accepted`; None (default) gives no verdict. Costs nothing, changes
+    nothing in the artifacts, and needs `evaluate`.
+    """
     benchmark: bool = False
     """whether speed and memory of the original and of each artifact are measured in the end; false by default. Takes
     memory for all of them together, and the time of 7 prompts of 128 tokens and answers of 64 with each.
@@ -514,7 +550,16 @@ class CompressionConfig(MethodOptions):
         else:
             self._check_target()
         self._check_engine()
+        self._check_acceptance()
         return self
+
+    def _check_acceptance(self) -> None:
+        if self.accept is None:
+            return
+        if self.evaluate is None:
+            raise ValueError("accept is about what an evaluation measures, and none is requested: add evaluate")
+        if self.accept.max_task_drop is not None and not self.evaluate.tasks:
+            raise ValueError("accept.max_task_drop is about zero-shot tasks, and none is requested: add evaluate.tasks")
 
     def _check_engine(self) -> None:
         engine = self.reader
@@ -751,7 +796,7 @@ def _validated(kind: type[_Config], what: str, settings: Mapping[str, object]) -
         return kind.model_validate(settings)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc']) or 'settings'}: {problem['msg']}"
+            f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
             for problem in error.errors(include_url=False, include_input=False)
         )
         raise InvalidConfigError(f"invalid {what} settings: {problems}") from error

@@ -51,6 +51,7 @@ class ExitCode(IntEnum):
     NOT_FOUND = 7
     CONFLICT = 8
     CANCELLED = 9
+    NOT_ACCEPTED = 10
     TEMPORARY = 75
     NOT_ALLOWED = 77
     INTERRUPTED = 130

@@ -120,10 +120,11 @@ class Service:
         source.unlink()
         return NewArtifact(name=name, storage_key=stored.key, size=stored.size, sha256=stored.sha256)
 
-    def succeed(self, lease, files, *, retention=timedelta(days=7), report=None):
+    def succeed(self, lease, files, *, retention=timedelta(days=7), report=None, verdict=None):
         artifacts = [self.publish(name, content) for name, content in files.items()]
         self.do(outputs.save_allocation, lease, [("model.layers.0.q", FACTORED)])
-        options = {"result": RESULT, "report": report or build_report(), "artifacts": artifacts, "retention": retention}
+        result = RESULT.model_copy(update={"verdict": verdict})
+        options = {"result": result, "report": report or build_report(), "artifacts": artifacts, "retention": retention}
         self.do(outputs.succeed_job, lease, **options)
 
     def succeeded(self, files, **options):

@@ -6,7 +6,15 @@ from typing import Any, Literal
 
 from app.shared.lifecycle import Status
 from app.shared.outcomes import JobError, JobResult
-from app.shared.requests import CalibrationRequest, EvaluationRequest, JobKind, JobOptions, PushTarget, Queue
+from app.shared.requests import (
+    AcceptanceRequest,
+    CalibrationRequest,
+    EvaluationRequest,
+    JobKind,
+    JobOptions,
+    PushTarget,
+    Queue,
+)
 from app.shared.works import WorkKind
 from rocket_client import models as contract
 from rocket_core.candidates import Candidate, LayerProfile
@@ -62,6 +70,8 @@ class JobView(FrozenModel):
     """the calibration data, with the defaults filled in."""
     evaluate: EvaluationRequest | None
     """how the result is compared with the dense model; null for no evaluation."""
+    accept: AcceptanceRequest | None
+    """bounds that decide the verdict in `result`; null for no verdict."""
     benchmark: bool
     """whether speed and memory of the original and of each artifact are measured."""
     options: JobOptions

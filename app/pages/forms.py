@@ -16,6 +16,8 @@ from rocket_core.engines import ENGINES, ROCKET, Engine
 from rocket_core.sizes.target import parse_size
 from rocket_core.sizes.token_counts import parse_tokens
 
+# The form field of each bound of `accept` but the one for tasks, which the form does not offer.
+_BOUNDS = {"max_kl": "accept_kl", "max_perplexity_increase": "accept_perplexity_increase"}
 _CSRF_HEADER = "x-csrf-token"
 # The form field of each member of a request.
 _FIELDS = {
@@ -25,6 +27,7 @@ _FIELDS = {
     "target_bytes": "size",
     "evaluate.dataset": "evaluate_dataset",
     "evaluate.prompts": "prompts",
+    **{f"accept.{name}": field for name, field in _BOUNDS.items()},
 }
 
 Fields = Mapping[str, str]
@@ -86,6 +89,11 @@ def read_compression(fields: Fields) -> CompressionRequest:
     prompts = prompt_lines(fields)
     if fields.get("evaluate") or prompts:
         body["evaluate"] = {"dataset": fields.get("evaluate_dataset") or "builtin", "prompts": prompts}
+    accept = {name: _number(fields[field]) for name, field in _BOUNDS.items() if fields.get(field)}
+    if accept and "evaluate" not in body:
+        raise InvalidFieldsError({"evaluate": "a bound on the quality needs it measured; choose this as well"})
+    if accept:
+        body["accept"] = accept
     if fields.get("benchmark"):
         body["benchmark"] = True
     if fields.get("heal"):

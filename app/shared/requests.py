@@ -23,6 +23,7 @@ from rocket_core.config import (
     HUB_TASKS,
     SYNTHETIC_DATASET,
     TARGETS_IN_BYTES,
+    AcceptanceConfig,
     CompressionConfig,
     HealingTokens,
     MethodOptions,
@@ -204,6 +205,7 @@ class WorkRequest(StoredRequest):
         changed = original.model_dump() | {
             "revision": revision,
             "evaluate": None,
+            "accept": None,
             "benchmark": False,
             "metadata": getattr(self, "metadata", {}),
             "queue": getattr(self, "queue", queue) or original.queue,
@@ -265,6 +267,10 @@ class EvaluationRequest(WorkRequest):
         return {"evaluate": self.model_dump()}
 
 
+class AcceptanceRequest(AcceptanceConfig, RequestModel):
+    """What the measured result must meet to be accepted: at least one bound. The result is kept in any case."""
+
+
 # Members of several requests, with their descriptions.
 _ModelId = Annotated[
     str,
@@ -308,6 +314,10 @@ class PushTarget(RequestModel):
     """the export whose files are pushed."""
 
 
+# Members of a job's request that are null by default, and that earlier versions lacked.
+_NULLABLE = ("queue", "evaluate", "accept", "target_bytes", "bits", "source_job_id", "on_source", "export_to", "push")
+
+
 class JobRequest(StoredRequest):
     """The work of a job: with a target it compresses a model, without one it profiles the model's layers.
 
@@ -317,7 +327,7 @@ class JobRequest(StoredRequest):
 
     model_id: _ModelId
     revision: _Revision = None
-    ratio: Annotated[float, BeforeValidator(_is_fraction), Field(ge=0, lt=1)] | None = None
+    ratio: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_is_fraction)] | None = None
     """fraction of the compressible parameters to remove, [0, 1)."""
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     """upper bound on the bytes of the artifact that the option `engine` reads, in place of a ratio: of all safetensors
@@ -332,6 +342,10 @@ class JobRequest(StoredRequest):
     """the calibration data."""
     evaluate: EvaluationRequest | None = None
     """how the result is compared with the dense model; null (the default) for no evaluation."""
+    accept: AcceptanceRequest | None = None
+    """bounds on what `evaluate` measures, which decide the verdict in the job's `result`; null (the default) for no
+    verdict. For models that predict tokens.
+    """
     benchmark: bool = False
     """whether speed and memory of the original and of each artifact are measured in the end; false by default. Needs
     memory for all of them together, and the time of 7 prompts of 128 tokens and answers of 64 with each.
@@ -395,6 +409,7 @@ class JobRequest(StoredRequest):
             bits=self.bits,
             calibration=calibration,
             evaluate=evaluate,
+            accept=None if self.accept is None else self.accept.model_dump(),
             benchmark=self.benchmark,
             **self.options.model_dump(),
             **operator,
@@ -471,11 +486,7 @@ class JobRequest(StoredRequest):
     def fingerprint(self) -> str:
         """Return the SHA-256 of the request; spelling out a default does not change it."""
         # Members that did not exist in earlier versions are left out: a replay may follow an upgrade.
-        newer: dict[str, Any] = {
-            name: True
-            for name in ("queue", "evaluate", "target_bytes", "bits", "source_job_id", "on_source", "export_to", "push")
-            if getattr(self, name) is None
-        }
+        newer: dict[str, Any] = {name: True for name in _NULLABLE if getattr(self, name) is None}
         if self.evaluate is not None and not self.evaluate.prompts:
             newer["evaluate"] = {"prompts", "answer_tokens"}
         if not self.benchmark:
@@ -628,7 +639,7 @@ WORK_REQUESTS: Mapping[WorkKind, type[WorkRequest]] = {
 class AllocationRequest(RequestModel):
     """The target of a predicted allocation: exactly one of the four."""
 
-    ratio: Annotated[float, BeforeValidator(_is_fraction), Field(ge=0, lt=1)] | None = None
+    ratio: Annotated[float, Field(ge=0, lt=1), BeforeValidator(_is_fraction)] | None = None
     """fraction to remove, [0, 1), of the compressible parameters, or of bytes if that is the profile's budget unit."""
     model_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """upper bound on the bytes of all weights of the model; the best model within it is predicted."""

@@ -11,6 +11,7 @@ from rocket_cli.exit_codes import reported_failures
 from rocket_cli.local_run import local_run
 from rocket_cli.report_table import print_report
 from rocket_cli.resuming import advise_to_resume
+from rocket_core.errors import ExitCode
 from rocket_core.report.schema import CompressionReport
 
 
@@ -36,6 +37,8 @@ def compress(
         typer.echo(report.model_dump_json(indent=2))
     else:
         print_report(report, output, all_layers=all_layers)
+    if report.verdict is not None and not report.verdict.is_accepted:
+        raise typer.Exit(ExitCode.NOT_ACCEPTED)
 
 
 def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) -> CompressionReport:

@@ -100,6 +100,8 @@ def _result(job: Job) -> tuple[str, str]:
     if job.result is None:
         return "", ""
     size, quality = bytes_text(job.result.stored_bytes), job.result.quality or ""
+    if job.result.verdict is not None:
+        return size, f"{quality}, {job.result.verdict.outcome}"
     return size, quality if job.result.quality_is_measured or not quality else f"{quality} predicted"
 
 

@@ -3,15 +3,24 @@
 from typing import Annotated
 
 from rocket_cli import options
-from rocket_cli.compression_options import EVALUATION_SETTINGS, ServerOptions, SubmissionOptions
+from rocket_cli.compression_options import ACCEPTANCE_SETTINGS, EVALUATION_SETTINGS, ServerOptions, SubmissionOptions
 from rocket_cli.connection import Connection
 from rocket_cli.option_groups import Without
 from rocket_cli.submission import submit_job
 
 # All but the target, the method, the evaluation and the exports, on which a profile does not depend.
-ProfileOptions = Annotated[
-    ServerOptions, Without("ratio", "size", "bits", "method", "heal", "export", "benchmark", *EVALUATION_SETTINGS)
-]
+_OMITTED = (
+    "ratio",
+    "size",
+    "bits",
+    "method",
+    "heal",
+    "export",
+    "benchmark",
+    *EVALUATION_SETTINGS,
+    *ACCEPTANCE_SETTINGS,
+)
+ProfileOptions = Annotated[ServerOptions, Without(*_OMITTED)]
 
 
 def profile(

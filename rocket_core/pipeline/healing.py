@@ -254,6 +254,7 @@ def _healed_report(
             "stages": combined_costs(before.stages, added),
             "healing": healing,
             "evaluation": None,
+            "verdict": None,
             "speed": None,
         }
     )

@@ -118,10 +118,10 @@ def run_identity(run: Run) -> RunIdentity:
     """Return the identity of a run's work.
 
     Calibration files are identified by their content, and windows by their length, whether it was given or is the
-    default; quotas, evaluation and benchmark are not part of it. A device counts by its kind and by the dtype that it
-    computes in: whether it was named or detected, and which of several it is, does not change the result.
+    default; quotas, evaluation, verdict and benchmark are not part of it. A device counts by its kind and by the dtype
+    that it computes in: whether it was named or detected, and which of several it is, does not change the result.
     """
-    settings = run.config.model_dump(mode="json", exclude={"statistics_quota_bytes", "evaluate", "benchmark"})
+    settings = run.config.model_dump(mode="json", exclude={"statistics_quota_bytes", "evaluate", "accept", "benchmark"})
     settings["device"] = run.device.type
     settings["compute_dtype"] = str(run.compute_dtype).removeprefix("torch.")
     settings["calibration"]["sequence_length"] = run.sequence_length

@@ -19,6 +19,7 @@ from rocket_core.pipeline.state.records import RefinedBlock, RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.report.layer_description import layer_report
+from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import (
     AllocationReport,
     BlockReport,
@@ -28,6 +29,7 @@ from rocket_core.report.schema import (
     LayerReport,
     TotalsReport,
 )
+from rocket_core.report.verdict import Verdict, judge
 from rocket_core.sizes import budget
 
 # Models of more layers are mixtures, whose report would mostly consist of frontiers.
@@ -178,3 +180,13 @@ def totals_report(run: Run, layers: Sequence[LayerReport], exports: Sequence[Exp
         dense_bytes=run.checkpoint.stored_bytes,
         original_bits=run.checkpoint.coded_bits,
     )
+
+
+def verdict(config: CompressionConfig, evaluation: EvaluationReport | None, allocation: Allocation) -> Verdict | None:
+    """Return the verdict on the measured quality; None unless bounds were given."""
+    if config.accept is None:
+        return None
+    assert evaluation is not None, "bounds without an evaluation are refused"
+    # Rounding the numbers that layers keep costs error that no profile predicts.
+    is_predicted = allocation.objective == "fisher" and not config.rounds_values
+    return judge(config.accept, evaluation, allocation.total_error if is_predicted else None)

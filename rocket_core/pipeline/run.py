@@ -35,6 +35,7 @@ from rocket_core.pipeline.report_builder import (
     layer_reports,
     model_profile,
     totals_report,
+    verdict,
     without_paths,
 )
 from rocket_core.pipeline.requirements import check_needed, decoded_target
@@ -308,6 +309,7 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
         refinement=block_reports(run, refined),
         healing=healing,
         evaluation=evaluation,
+        verdict=verdict(run.config, evaluation, found.allocation),
         speed=speed,
     )
     publish(run.source.folder, prepared.output, work, report, folders)

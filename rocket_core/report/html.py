@@ -81,7 +81,7 @@ def render_report(report: CompressionReport) -> str:
             figures=report_figures(report),
             curve=None if report.healing is None else loss_curve(report.healing.curve),
             cost=cost_comparison(report),
-            settings=report.settings.model_dump(mode="json", exclude={"calibration", "evaluate"}),
+            settings=report.settings.model_dump(mode="json", exclude={"calibration", "evaluate", "accept"}),
             data_links=_data_links,
             scripts=[Markup(_inline(name)) for name in _SCRIPTS],  # noqa: S704 - our own files
             styles=[Markup(_inline(name)) for name in _STYLES],  # noqa: S704 - as above

@@ -33,6 +33,9 @@ def show_in_notebooks() -> None:
 def compression_html(report: CompressionReport) -> str:
     """Return a compression's size, quality and time, its files, and what was measured of them."""
     summary = [(one.name, one.value, one.detail) for one in headlines(report)]
+    if report.verdict is not None:
+        outcome, _, why = report.verdict.text.partition(": ")
+        summary.append(("Verdict", outcome, why))
     files = [(report.totals.original_text, bytes_text(report.totals.dense_bytes))]
     files += [(export.kind, bytes_text(export.stored_bytes)) for export in report.exports]
     parts = [

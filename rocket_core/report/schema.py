@@ -14,6 +14,7 @@ from rocket_core.report.formatting import bytes_text, kwh_text, percent_text
 from rocket_core.report.healing import HealingReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.speed import SpeedReport
+from rocket_core.report.verdict import Verdict
 from rocket_core.schema import FrozenModel
 from rocket_core.sizes.block_types import BlockType
 from rocket_core.sizes.budget import BudgetUnit
@@ -302,6 +303,8 @@ class CompressionReport(FrozenModel):
     """how the stored numbers were trained afterwards; errors of layers are those before. None if they were not."""
     evaluation: EvaluationReport | None = None
     """quality before and after; None if none was requested, and in reports from before this field existed."""
+    verdict: Verdict | None = None
+    """whether the measured quality is accepted; None if no bounds were given, and in older reports."""
     speed: SpeedReport | None = None
     """speed and memory of the original and of each artifact; None if none was measured, and in older reports."""
 

@@ -76,6 +76,19 @@ def test_an_existing_result_is_not_overwritten(compressed):
     assert "Traceback" not in result.stderr
 
 
+def test_a_verdict_decides_the_exit_code_and_keeps_the_result(tmp_path):
+    small = ["--ratio", "0.3", "--samples", "8", "--profiles", tmp_path / "profiles", "--json", "--no-energy"]
+    measured = ["--evaluate", "builtin", "--evaluate-samples", "4", "--evaluate-length", "128"]
+    found = {}
+    for code, bound in ((0, "0.5"), (10, "0.00001")):
+        result = run(ROCKET, "compress", MODEL, tmp_path / bound, *small, *measured, "--accept-kl", bound, code=code)
+        assert (tmp_path / bound / "rocket" / "model.safetensors").is_file()
+        assert json.loads((tmp_path / bound / "report.json").read_text()) == json.loads(result.stdout)
+        found[bound] = json.loads(result.stdout)["verdict"]
+    assert [verdict["outcome"] for verdict in found.values()] == ["accepted", "regressed"]
+    assert 0.00001 < found["0.5"]["bounds"][0]["measured"] == found["0.00001"]["bounds"][0]["measured"] < 0.5
+
+
 def test_mistakes_have_different_exit_codes(tmp_path):
     cases = [
         (3, [tmp_path / "nowhere", tmp_path / "o", "--ratio", "0.3"]),

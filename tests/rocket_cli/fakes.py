@@ -16,6 +16,10 @@ from rocket_core.report.schema import (
     StageReport,
     TotalsReport,
 )
+from rocket_core.report.verdict import MeasuredBound, Verdict
+
+_BOUND = MeasuredBound(name="max_kl", bound=0.05, measured=0.5)
+REGRESSED = Verdict(outcome="regressed", bounds=(_BOUND,), reasons=(_BOUND.text,))
 
 
 @dataclass

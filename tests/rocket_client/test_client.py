@@ -17,7 +17,7 @@ from rocket_client.errors import (
 from rocket_core.errors import HubUnavailableError
 from rocket_core.report.schema import CompressionReport
 from tests.loopback_service import FACTORED, free_port
-from tests.rocket_cli.fakes import build_report
+from tests.rocket_cli.fakes import REGRESSED, build_report
 
 UNKNOWN = "job_" + "0" * 26
 
@@ -95,6 +95,19 @@ def test_every_option_reaches_the_server(client):
     assert job.calibration == models.Calibration(dataset="local/mine.jsonl", samples=3, sequence_length=64, seed=1)
     assert (job.options["objective"], job.options["ignore"]) == ("whitened", ["*.q_proj"])
     assert job.metadata == {"team": "ours"}
+
+
+def test_bounds_are_sent_and_the_verdict_is_returned(client, service):
+    bounds = {"max_kl": 0.05}
+    job = client.submit("local/tiny", ratio=0.3, evaluate={}, accept=bounds)
+    assert job.accept.model_dump(exclude_none=True) == bounds
+    assert client.estimate("local/tiny", ratio=0.3, evaluate={}, accept=bounds).kept_parameters > 0
+    for create in (client.submit, client.estimate):
+        with pytest.raises(ProblemError, match="give at least one of max_kl"):
+            create("local/tiny", ratio=0.3, evaluate={}, accept={})
+    service.succeed(service.claim(job.id), {}, verdict=REGRESSED)
+    ended = client.wait(job.id)
+    assert (ended.status, ended.result.verdict) == ("succeeded", REGRESSED)
 
 
 def test_one_idempotency_key_makes_one_job(client):

@@ -26,6 +26,7 @@ JOB_REQUEST = {
     "ratio": 0.3,
     "calibration": CALIBRATION,
     "evaluate": EVALUATE,
+    "accept": {"max_kl": 0.05, "max_perplexity_increase": 0.02, "max_task_drop": 0.01},
     "benchmark": True,
     "options": OPTIONS,
     "revision": "main",

@@ -29,11 +29,38 @@ from rocket_core.errors import InvalidConfigError
         ({"ratio": 0.2, "calibration": {"samples": 0}}, "calibration.samples"),
         ({"ratio": 0.2, "dtype": "int8"}, "dtype"),
         ({"ratio": 0.2, "ridge": 0.0}, "ridge"),
+        ({"ratio": 0.2, "accept": {"max_kl": 0.1}}, "none is requested: add evaluate"),
     ],
 )
 def test_invalid_settings_are_refused_by_name(settings, named):
     with pytest.raises(InvalidConfigError, match=named):
         compression_config(**settings)
+
+
+@pytest.mark.parametrize(
+    ("accept", "said"),
+    [
+        ({}, "accept: .*give at least one of max_kl, max_perplexity_increase, max_task_drop"),
+        ({"max_kl": None}, "accept: .*give at least one of"),
+        ({"max_kl": 0}, "accept.max_kl: Input should be greater than 0"),
+        ({"max_kl": -0.1}, "accept.max_kl: Input should be greater than 0"),
+        ({"max_kl": float("inf")}, "accept.max_kl: Input should be a finite number"),
+        ({"max_kl": float("nan")}, "accept.max_kl: Input should be a finite number"),
+        ({"max_perplexity_increase": 0}, "accept.max_perplexity_increase: Input should be greater than 0"),
+        ({"max_perplexity_increase": 2}, "accept.max_perplexity_increase: .*for 2 %, write 0.02"),
+        ({"max_task_drop": 0.01}, "accept.max_task_drop is about zero-shot tasks, .* add evaluate.tasks"),
+        ({"max_task_drop": 1}, "accept.max_task_drop: .*should be less than 1"),
+        ({"max_kll": 1}, "accept.max_kll: Extra inputs are not permitted"),
+    ],
+)
+def test_bounds_that_mean_nothing_are_refused(accept, said):
+    with pytest.raises(InvalidConfigError, match=said):
+        compression_config(ratio=0.3, evaluate={}, accept=accept)
+
+
+def test_messages_have_no_words_of_the_validator():
+    with pytest.raises(InvalidConfigError, match=r"^invalid compression settings: settings: export has the same entry"):
+        compression_config(ratio=0.3, export=("dense", "dense"))
 
 
 def test_all_problems_are_reported_at_once():

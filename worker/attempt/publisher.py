@@ -124,4 +124,5 @@ def _result(report: CompressionReport) -> JobResult:
         dense_bytes=totals.dense_bytes,
         quality=quality_headline(report).value,
         quality_is_measured=report.evaluation is not None or report.healing is not None,
+        verdict=report.verdict,
     )

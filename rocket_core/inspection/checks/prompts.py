@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from rocket_core.config import AcceptanceConfig
 from rocket_core.errors import CheckpointFormatError, InvalidConfigError
 from rocket_core.inspection.headers.model_fields import positions, predicts_tokens
 from rocket_core.system.time_limit import time_limit
@@ -108,6 +109,26 @@ def check_tasks(config: Mapping[str, object], tasks: Collection[str], model: str
 def cannot_score(model: str) -> InvalidConfigError:
     """Return the error for a model that zero-shot tasks cannot score."""
     return InvalidConfigError(f"{model} predicts no tokens, which zero-shot tasks score; leave tasks out")
+
+
+def check_acceptance(config: Mapping[str, object], accept: AcceptanceConfig | None, model: str) -> None:
+    """Raise an error if a verdict is asked for on a model that has none of the measured figures.
+
+    Args:
+        config: the content of config.json.
+        accept: the bounds; None if no verdict is asked for.
+        model: name of the model in messages.
+
+    Raises:
+        InvalidConfigError: the model predicts no tokens.
+    """
+    if accept is not None and not predicts_tokens(config):
+        raise cannot_judge(model)
+
+
+def cannot_judge(model: str) -> InvalidConfigError:
+    """Return the error for a model that bounds on its predictions cannot judge."""
+    return InvalidConfigError(f"{model} predicts no tokens, which the bounds of accept are about; leave accept out")
 
 
 def cannot_answer(model: str) -> InvalidConfigError:

@@ -34,7 +34,7 @@ from rocket_core.evaluation import (
     read_prompts,
     read_text,
 )
-from rocket_core.inspection.checks.prompts import cannot_score
+from rocket_core.inspection.checks.prompts import cannot_judge, cannot_score
 from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
@@ -91,6 +91,8 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
     dense = open_model(run.source.folder)
     if settings.tasks and not dense.predicts_tokens:
         raise cannot_score(run.source.name)
+    if run.config.accept is not None and not dense.predicts_tokens:
+        raise cannot_judge(run.source.name)
     prompts = read_prompts(dense, settings.prompts, settings.answer_tokens)
     try:
         text = read_text(

@@ -71,10 +71,10 @@ def finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> Com
 
 
 def check_same_measurements(finished: CompressionReport, config: CompressionConfig, output: Path) -> None:
-    """Raise an error if a finished run lacks a requested evaluation or benchmark.
+    """Raise an error if a finished run lacks a requested evaluation, verdict or benchmark.
 
     Raises:
-        InvalidConfigError: the run was evaluated with other settings, or something was not measured at all.
+        InvalidConfigError: the run was evaluated with other settings or bounds, or something was not measured at all.
     """
     if config.benchmark and finished.speed is None:
         raise InvalidConfigError(
@@ -86,6 +86,11 @@ def check_same_measurements(finished: CompressionReport, config: CompressionConf
         raise InvalidConfigError(
             f"the compression in {output} is finished and its evaluation was another one, or none; measure the "
             "artifact with `rocket evaluate`, or leave evaluate out"
+        )
+    if config.accept is not None and config.accept != finished.settings.accept:
+        raise InvalidConfigError(
+            f"the compression in {output} is finished, and its verdict is about other bounds, or it has none; compare "
+            "them with its measured quality yourself, and leave accept out"
         )
 
 

@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import tarfile
-from html import unescape
+from html import escape, unescape
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories import outputs, works
 from rocket_core.report.schema import CompressionReport
+from rocket_core.report.verdict import MeasuredBound, Verdict
 from tests.app.api.conftest import BODY
 from tests.app.api.routes.test_evaluations import REPORT as EVALUATION
 from tests.job_events import add_event
@@ -73,6 +74,22 @@ def test_stages_are_shown_for_any_number_of_layers(page, worker, submitted, cont
     text = page("GET", f"/ui/jobs/{submitted}/live").text
     assert re.search(r'<li class="done"><span class="name">compressing the layers', text)
     assert re.search(r'aria-current="step"><span class="name">writing the files', text)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reasons"), [("accepted", ()), ("regressed", ("KL divergence 1 nats",)), ("anomalous", ("<b>odd",))]
+)
+def test_a_verdict_is_on_the_page_and_in_the_list(page, worker, submitted, outcome, reasons):
+    bound = MeasuredBound(name="max_kl", bound=2, measured=1)
+    verdict = Verdict(outcome=outcome, bounds=(bound,), reasons=reasons)
+    worker.report = report_of_layers().model_copy(update={"verdict": verdict})
+    worker.result = worker.result.model_copy(update={"verdict": verdict, "quality": "1 → 2"})
+    worker.succeed(submitted, FILES)
+    text = page("GET", f"/ui/jobs/{submitted}").text
+    classes, shown = re.search(r'<div class="([^"]+)" role="note"><p><strong>Verdict: (\w+)<', text).groups()
+    assert (classes, shown) == ("notice" if outcome == "accepted" else "notice bad", outcome)
+    assert f"<p>{escape((reasons or (bound.text,))[0])}</p>" in text
+    assert re.search(rf'class="{"good" if outcome == "accepted" else "bad"}">{outcome}</span>', page("GET", "/").text)
 
 
 def test_a_waiting_job_says_how_many_are_before_it(page, client, worker, submitted):

@@ -109,6 +109,31 @@ def test_a_benchmark_can_be_requested(submit, client, page, fields, measured):
     assert ("benchmark=yes" in stages) is measured, "another job with these settings"
 
 
+def test_bounds_are_sent_with_an_evaluation_and_kept(submit, client, page):
+    made = submit(evaluate="yes", accept_kl="0.05", accept_perplexity_increase="0.02").headers["Location"]
+    [job] = client.get("/jobs").json()["data"]
+    assert job["accept"] == {"max_kl": 0.05, "max_perplexity_increase": 0.02, "max_task_drop": None}
+    again = re.search(r'href="(/ui/new\?[^"]+)">New job with these settings', page("GET", made).text)[1]
+    form = page("GET", html.unescape(again)).text
+    assert re.search(r'name="accept_kl"[^>]* value="0.05"', form)
+    assert re.search(r'name="accept_perplexity_increase"[^>]* value="0.02"', form)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "said"),
+    [
+        ({"accept_kl": "0.1"}, "evaluate", "needs it measured; choose this as well"),
+        ({"evaluate": "yes", "accept_kl": "0"}, "accept_kl", "greater than 0"),
+        ({"evaluate": "yes", "accept_perplexity_increase": "2"}, "accept_perplexity_increase", "write 0.02"),
+    ],
+)
+def test_bounds_that_mean_nothing_are_marked(submit, client, fields, field, said):
+    answer = submit(**fields)
+    assert answer.status_code == 422
+    assert re.search(rf'id="problem-{field}">[^<]*{said}', answer.text)
+    assert client.get("/jobs").json()["data"] == []
+
+
 def test_a_changed_form_creates_another_job(submit, client, page):
     first = submit(form="once")
     # Back, another ratio, and the same button; or the other one.

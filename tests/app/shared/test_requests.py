@@ -5,6 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.shared.requests import (
+    AllocationRequest,
     CalibrationRequest,
     CompressionRequest,
     EvaluationRequest,
@@ -13,7 +14,7 @@ from app.shared.requests import (
     JobRequest,
 )
 from app.shared.resource_requests import AnnouncedFile
-from rocket_core.config import CompressionConfig, EvaluationConfig
+from rocket_core.config import AcceptanceConfig, CompressionConfig, EvaluationConfig
 
 SOURCE = "job_" + "0" * 26
 
@@ -36,6 +37,7 @@ def test_options_match_the_settings_of_the_library():
         "bits",
         "calibration",
         "evaluate",
+        "accept",
         "benchmark",
         "device",
         "max_shard_bytes",
@@ -122,6 +124,13 @@ def test_impossible_or_unstorable_values_are_refused(change):
         JobRequest.model_validate({"model_id": "local/x", "ratio": 0.3} | change)
 
 
+@pytest.mark.parametrize("request_type", [JobRequest, AllocationRequest])
+def test_the_schema_of_a_ratio_has_its_bounds(request_type):
+    ratio, null = request_type.model_json_schema()["properties"]["ratio"]["anyOf"]
+    assert ratio == {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
+    assert null == {"type": "null"}
+
+
 def test_the_fingerprint_is_independent_of_spelling_out_defaults():
     plain = JobRequest(model_id="local/x", ratio=0.3)
     spelt = JobRequest(model_id="local/x", ratio=0.3, calibration={"samples": 256}, options={"preset": "fast"})
@@ -159,6 +168,7 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
     newer = {
         "queue": True,
         "evaluate": True,
+        "accept": True,
         "target_bytes": True,
         "bits": True,
         "benchmark": True,
@@ -184,6 +194,15 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
     assert plain.fingerprint() == hashlib.sha256(stored.encode()).hexdigest()
     assert evaluated.fingerprint() != plain.fingerprint()
     assert evaluated.fingerprint() == JobRequest(model_id="local/x", ratio=0.3, evaluate={"samples": 64}).fingerprint()
+
+
+def test_bounds_are_of_the_request_and_not_of_later_work():
+    given = {"model_id": "local/x", "ratio": 0.3, "evaluate": {}}
+    plain, judged = JobRequest(**given), JobRequest(**given, accept={"max_kl": 0.05})
+    assert judged.fingerprint() != plain.fingerprint()
+    assert judged.compression_config().accept == AcceptanceConfig(max_kl=0.05)
+    for later in (EvaluationRequest(), HealingRequest(tokens=10)):
+        assert later.job_request(SOURCE, judged, None).accept is None
 
 
 def test_a_fingerprint_includes_prompts_only_if_given():

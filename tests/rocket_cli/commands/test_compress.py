@@ -8,7 +8,13 @@ from typing import get_args
 import pytest
 
 from rocket_cli.resuming import resume_command
-from rocket_core.config import WORK_FOLDER_NAME, CalibrationConfig, CompressionConfig, EvaluationConfig
+from rocket_core.config import (
+    WORK_FOLDER_NAME,
+    AcceptanceConfig,
+    CalibrationConfig,
+    CompressionConfig,
+    EvaluationConfig,
+)
 from rocket_core.engines import ExportKind
 from rocket_core.errors import (
     CompressionCancelledError,
@@ -18,7 +24,7 @@ from rocket_core.errors import (
     ModelNotFoundError,
 )
 from rocket_core.report.schema import CompressionReport
-from tests.rocket_cli.fakes import FakePipeline, FakeProgress
+from tests.rocket_cli.fakes import REGRESSED, FakePipeline, FakeProgress
 
 
 def test_defaults_match_the_library(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
@@ -59,7 +65,8 @@ def test_every_option_reaches_the_library(
         "--ratio 0.45 --calibration story.txt --samples 7 --sequence-length 33 --seed 5 --device cuda:1 "
         "--dtype bfloat16 --precision float64 --objective whitened --ignore *.k_proj --ignore *.v_proj --revision v2 "
         "--resume --export dense --json --evaluate held.txt --evaluate-samples 3 --evaluate-length 40 "
-        "--evaluate-stride 20 --task arc_easy --task mine.jsonl --task-items 9"
+        "--evaluate-stride 20 --task arc_easy --task mine.jsonl --task-items 9 --accept-kl 0.05 "
+        "--accept-perplexity-increase 2% --accept-task-drop 0.01"
     )
 
     assert rocket("compress", "model", tmp_path, *options.split()).code == 0
@@ -76,6 +83,7 @@ def test_every_option_reaches_the_library(
             tasks=("arc_easy", "mine.jsonl"),
             task_items=9,
         ),
+        accept=AcceptanceConfig(max_kl=0.05, max_perplexity_increase=0.02, max_task_drop=0.01),
         device="cuda:1",
         dtype="bfloat16",
         precision="float64",
@@ -97,6 +105,46 @@ def test_any_evaluation_option_requests_an_evaluation(
 
     (call,) = pipeline.calls
     assert call["config"].evaluate == EvaluationConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--accept-kl 0.1", "--accept-kl: is about what --evaluate measures; add it, such as --evaluate builtin"),
+        ("--accept-task-drop 1%", "--accept-task-drop: is about what --evaluate measures"),
+        ("--accept-task-drop 1% --evaluate builtin", "--accept-task-drop: is about tasks; add --task NAME"),
+        ("--accept-kl 0 --evaluate builtin", "accept.max_kl: Input should be greater than 0"),
+        ("--accept-kl=-1 --evaluate builtin", "accept.max_kl: Input should be greater than 0"),
+        ("--accept-perplexity-increase two --evaluate builtin", "'two' is not a valid number; use for example"),
+        ("--accept-perplexity-increase 2 --evaluate builtin", "for 2 %, write 0.02"),
+    ],
+)
+def test_bounds_that_mean_nothing_are_refused(
+    rocket: Callable, pipeline: FakePipeline, tmp_path: Path, options: str, said: str
+) -> None:
+    outcome = rocket("compress", "model", tmp_path, "--ratio", "0.3", *options.split())
+
+    assert outcome.code == 2
+    assert said in " ".join(outcome.err.replace("│", " ").split())
+    assert pipeline.calls == []
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_result_that_is_not_accepted_sets_the_exit_code(
+    rocket: Callable, pipeline: FakePipeline, report: CompressionReport, tmp_path: Path, as_json: bool
+) -> None:
+    pipeline.answer = report.model_copy(update={"verdict": REGRESSED})
+    outcome = rocket("compress", "some/model", tmp_path, "--ratio", "0.3", *["--json"] * as_json)
+
+    assert outcome.code == 10
+    if as_json:
+        assert CompressionReport.model_validate_json(outcome.out) == pipeline.answer
+    else:
+        assert "Verdict: regressed: KL divergence 0.5 nats per token, at most 0.05 accepted\n" in outcome.out
+        assert "from_pretrained" in outcome.out, "the result is kept"
+
+    pipeline.answer = report.model_copy(update={"verdict": REGRESSED.model_copy(update={"outcome": "accepted"})})
+    assert rocket("compress", "some/model", tmp_path, "--ratio", "0.3").code == 0
 
 
 def test_several_exports_can_be_specified(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_its_options_equal_those_of_submit(remote, monkeypatch):
         "--ratio 0.2 --calibration local/mine.jsonl --samples 3 --sequence-length 64 --seed 1 --objective whitened "
         "--preset best --method rocket --budget bytes --include embeddings --ignore *.q_proj --export dense "
         "--dtype float32 --precision float64 --evaluate builtin --evaluate-samples 2 --evaluate-length 32 "
-        "--evaluate-stride 16 --task arc_easy --task-items 9"
+        "--evaluate-stride 16 --task arc_easy --task-items 9 --accept-kl 0.1"
     )
     for command in ("submit", "estimate"):
         assert remote(command, "local/tiny", *options.split()).code == 0

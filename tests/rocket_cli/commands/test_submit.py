@@ -6,7 +6,7 @@ import sys
 import httpx2
 import pytest
 
-from app.shared.requests import CalibrationRequest, EvaluationRequest, JobOptions
+from app.shared.requests import AcceptanceRequest, CalibrationRequest, EvaluationRequest, JobOptions
 from rocket_cli.commands import submit
 from rocket_cli.option_groups import expand_groups
 from rocket_core.errors import HubUnavailableError
@@ -45,7 +45,8 @@ def test_every_option_reaches_the_server(remote, client):
         "--ignore *.q_proj --ignore *.k_proj --export dense --dtype float32 --precision float64 --metadata a=b "
         "--metadata c=d=e --idempotency-key mine --evaluate builtin --evaluate-samples 2 --evaluate-length 32 "
         "--evaluate-stride 16 --task arc_easy --task-items 9 --benchmark "
-        "--prompt One --prompt Two --answer-tokens 5"
+        "--prompt One --prompt Two --answer-tokens 5 --accept-kl 0.05 --accept-perplexity-increase 2% "
+        "--accept-task-drop 1%"
     )
 
     assert remote("submit", "local/tiny", *options.split()).code == 0
@@ -53,6 +54,7 @@ def test_every_option_reaches_the_server(remote, client):
     job = submitted(client)
     assert (job.model_id, job.ratio, job.metadata) == ("local/tiny", 0.2, {"a": "b", "c": "d=e"})
     assert job.benchmark
+    assert job.accept.model_dump() == {"max_kl": 0.05, "max_perplexity_increase": 0.02, "max_task_drop": 0.01}
     assert job.calibration.model_dump() == {
         "dataset": "local/mine.jsonl",
         "samples": 3,
@@ -83,6 +85,7 @@ def test_every_option_reaches_the_server(remote, client):
             ratio=0.2,
             calibration=job.calibration.model_dump(),
             evaluate=job.evaluate.model_dump(),
+            accept=job.accept.model_dump(),
             benchmark=True,
             options=job.options,
             metadata=job.metadata,
@@ -99,7 +102,8 @@ def test_every_option_is_a_field_of_the_request():
     evaluation = {"evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items"}
     evaluation |= {"prompt", "answer_tokens"}
     assert len(evaluation) == len(EvaluationRequest.model_fields)
-    assert evaluation <= parameters
+    bounds = {f"accept_{name.removeprefix('max_')}" for name in AcceptanceRequest.model_fields}
+    assert evaluation | bounds <= parameters
     own = {
         "model_id",
         "ratio",
@@ -116,7 +120,7 @@ def test_every_option_is_a_field_of_the_request():
         "server",
         "as_json",
     }
-    assert parameters - text - evaluation - own <= set(JobOptions.model_fields)
+    assert parameters - text - evaluation - bounds - own <= set(JobOptions.model_fields)
 
 
 def test_json_output_is_the_job(remote, client):

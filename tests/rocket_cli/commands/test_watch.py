@@ -13,6 +13,7 @@ from app.shared.outcomes import JobError
 from rocket_cli.following import JobView, seconds_until
 from rocket_client.models import Event, Progress
 from tests.loopback_service import ServerProcess, in_background, wait_for
+from tests.rocket_cli.fakes import REGRESSED
 
 WATCH = "from rocket_cli.main import main; main()"
 
@@ -93,6 +94,28 @@ def test_a_failed_job_shows_its_error_and_sets_the_exit_code(remote, service, er
 
     assert (outcome.code, outcome.out) == (code, "")
     assert outcome.err == f"rocket: error: {job_id} failed while writing the files: the disk is full\n"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "outcome", "code"),
+    [
+        ({"evaluate": {}, "accept": {"max_kl": 0.05}}, "regressed", 10),
+        ({"evaluate": {}, "accept": {"max_kl": 0.05}}, "anomalous", 10),
+        ({"evaluate": {}, "accept": {"max_kl": 0.05}}, "accepted", 0),
+        # An export of such a job, whose files have its report.
+        ({}, "regressed", 0),
+    ],
+)
+def test_a_result_that_is_not_accepted_sets_the_exit_code(remote, service, bounds, outcome, code):
+    job_id = service.submit(**bounds)
+    service.succeed(service.claim(job_id), {}, verdict=REGRESSED.model_copy(update={"outcome": outcome}))
+
+    shown, as_json = remote("watch", job_id), remote("watch", job_id, "--json")
+
+    assert [(shown.code, shown.err), (as_json.code, as_json.err)] == [(code, "")] * 2
+    assert f"Verdict: {outcome}: KL divergence 0.5 nats per token, at most 0.05 accepted\n" in shown.out
+    assert json.loads(as_json.out)["result"]["verdict"]["outcome"] == outcome
+    assert f"10 → 10.2, {outcome}" in remote("jobs").out
 
 
 def test_a_cancelled_job_sets_the_exit_code(remote, client, service):

@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 from rocket_core.evaluation import EvaluationResult
 from rocket_core.report.notebook import compression_html, show_in_notebooks, speed_html, table_html
 from rocket_core.report.quality import Difference, ModelQuality
+from rocket_core.report.verdict import Verdict
 from tests.reference.reports import report_of_layers
 from tests.reference.speed import model_speed, speed_report
 
@@ -45,6 +46,12 @@ def test_a_compression_shows_sizes_speed_and_time():
     assert ["rocket", "832 bytes"] in shown.rows
     assert [row[0] for row in shown.rows[:3]] == ["Size", "Quality", "Time"]
     assert Cells(speed_html(speed)).rows[1][0] == "original"
+
+
+def test_a_verdict_is_among_the_figures_of_a_compression():
+    verdict = Verdict(outcome="anomalous", bounds=(), reasons=("loss: 1 higher", "<b>"))
+    shown = Cells(compression_html(report_of_layers().model_copy(update={"verdict": verdict})))
+    assert ["Verdict", "anomalous", "loss: 1 higher; <b>"] in shown.rows
 
 
 class ZMQInteractiveShell:

@@ -7,6 +7,7 @@ import pytest
 
 from app.shared.errors import ArtifactExpiredError, ConflictError
 from app.shared.models import Artifact
+from app.shared.outcomes import JobResult
 from app.shared.repositories import jobs, works
 from app.shared.storage import open_store
 from rocket_core.report.schema import CompressionReport
@@ -54,6 +55,18 @@ def test_a_later_evaluation_equals_that_of_the_compression(source, submit, attem
     assert report.evaluation.answers[0].prompt == "The"
     assert published(job.id) == {}
     assert list(work.iterdir()) == []
+
+
+def test_a_job_with_bounds_succeeds_with_a_verdict(model, submit, attempt, published):
+    job = attempt(submit(**REQUEST, accept={"max_kl": 1e-9}))
+    report = CompressionReport.model_validate_json(published(job.id)["report.json"])
+    assert (job.status, job.error) == ("succeeded", None)
+    assert report.verdict.bounds[0].measured == report.evaluation.difference.kl_divergence > 1e-9
+    assert JobResult.model_validate(job.result).verdict == report.verdict
+    exported = attempt(
+        submit(**REQUEST | {"evaluate": None}, source_job_id=job.id, on_source="export", export_to="dense")
+    )
+    assert JobResult.model_validate(exported.result).verdict == report.verdict
 
 
 def test_an_earlier_artifact_is_fetched_once_while_it_exists(

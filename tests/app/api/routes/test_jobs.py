@@ -4,8 +4,10 @@ import pytest
 
 from app.main import create_app
 from app.shared.errors import StorageError
+from app.shared.models import WebhookDelivery
 from app.shared.outcomes import JobError
 from app.shared.repositories import outputs
+from rocket_core.report.verdict import MeasuredBound, Verdict
 from tests.app.api.conftest import BODY
 from tests.app.conftest import local_client
 
@@ -13,6 +15,8 @@ pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 BROKEN = JobError(code="calibration_empty", message="too little text", stage="calibrating")
 UNKNOWN = "job_" + "0" * 26
+BOUND = MeasuredBound(name="max_kl", bound=0.05, measured=0.5)
+REGRESSED = Verdict(outcome="regressed", bounds=(BOUND,), reasons=(BOUND.text,))
 
 
 def test_an_accepted_job_has_a_location_and_a_retry_after(client):
@@ -30,7 +34,7 @@ def test_a_job_has_the_documented_members(client, submitted):
         *("id", "object", "status", "stage", "progress", "model_id", "revision", "ratio", "calibration", "options"),
         *("metadata", "created_at", "started_at", "finished_at", "estimated_finish_at", "attempt", "retry_of"),
         *("error", "result", "links", "queue", "expires_at", "evaluate", "profile_id", "kind", "target_bytes"),
-        *("bits", "benchmark", "source_job_id", "export_to", "push", "warnings"),
+        *("bits", "benchmark", "accept", "source_job_id", "export_to", "push", "warnings"),
     }
 
 
@@ -53,6 +57,46 @@ def test_defaults_are_applied(client):
     assert (job["options"]["preset"], job["options"]["objective"]) == ("fast", "fisher")
     rows = {"column": None, "pack": True, "skip_bad_rows": False}
     assert job["calibration"] == {"dataset": "builtin", "samples": 256, "sequence_length": None, "seed": 0} | rows
+
+
+def test_a_verdict_is_part_of_the_result_and_of_webhooks(client, worker, context):
+    client.post("/webhooks", json={"url": "https://example.org/hook"})
+    asked = {"evaluate": {}, "accept": {"max_kl": 0.05}}
+    answer = client.post("/jobs", json=BODY | asked)
+    assert answer.status_code == 202
+    job_id = answer.json()["id"]
+    assert answer.json()["accept"] == {"max_kl": 0.05, "max_perplexity_increase": None, "max_task_drop": None}
+    worker.result = worker.result.model_copy(update={"verdict": REGRESSED})
+    worker.succeed(job_id, {"report.json": b"{}"})
+    job = client.get(f"/jobs/{job_id}").json()
+    assert (job["status"], job["error"]) == ("succeeded", None), "a verdict is not a failure"
+    assert job["result"]["verdict"] == {
+        "outcome": "regressed",
+        "bounds": [{"name": "max_kl", "bound": 0.05, "measured": 0.5, "task": None}],
+        "reasons": ["KL divergence 0.5 nats per token, at most 0.05 accepted"],
+    }
+    with context.database.snapshot() as session:
+        (row,) = session.query(WebhookDelivery).all()
+    assert (row.body["type"], row.body["data"]["result"]) == ("job.succeeded", job["result"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "said"),
+    [
+        ({"accept": {"max_kl": 0}}, "accept.max_kl", "Input should be greater than 0"),
+        ({"accept": {"max_kl": -1}}, "accept.max_kl", "Input should be greater than 0"),
+        ({"accept": {"max_kl": "0.1"}}, "accept.max_kl", "Input should be a valid number"),
+        ({"accept": {"max_perplexity_increase": 2}}, "accept.max_perplexity_increase", "for 2 %, write 0.02"),
+        ({"accept": {"max_kll": 1}}, "accept.max_kll", "Extra inputs are not permitted"),
+        ({"accept": {}}, "accept", "give at least one of max_kl"),
+        ({"accept": {"max_task_drop": 0.1}}, "body", "settings: accept.max_task_drop is about zero-shot tasks"),
+        ({"accept": {"max_kl": 1}, "evaluate": None}, "body", "none is requested: add evaluate"),
+    ],
+)
+def test_bounds_that_cannot_be_judged_are_refused(client, asked, param, said):
+    answer = client.post("/jobs", json=BODY | {"evaluate": {}} | asked)
+    assert (answer.status_code, answer.json()["param"]) == (422, param)
+    assert said in answer.json()["detail"]
 
 
 def test_the_same_request_under_one_key_makes_one_job(client):
