@@ -27,7 +27,7 @@ def part_way_target(
     gram: Float[Tensor, "d_in d_in"],
     products: Float[Tensor, "d_in d_out"],
     *,
-    tokens: int,
+    tokens: float,
     shrinkage: float,
     step: float,
 ) -> Float[Tensor, "d_in d_out"]:
@@ -48,7 +48,7 @@ def part_way_target(
         weight: W, in float64.
         gram: G'.
         products: X'ᵀY.
-        tokens: rows of X.
+        tokens: rows of X, or as many as count.
         shrinkage: pull towards the diagonal, [0, 1].
         step: the part, [0, 1].
 

@@ -16,8 +16,10 @@ from rocket_core.errors import IllConditionedGramError
 # far above float64 rounding. With it the Cholesky factorization succeeds for inputs that never fire (all-zero columns
 # of X).
 _DAMPING = 1e-10
-# SmolLM2 at 4.25 bits has a KL of 0.107, 0.105 and 0.105 with 0.5, 1.5 and 5 d / tokens, of which half count or fewer.
-_WEIGHTED_SHRINKAGE = 0.5
+WEIGHTED_SHRINKAGE = 0.5
+"""Strength for weighted tokens: SmolLM2 at 4.25 bits has a KL of 0.107, 0.105 and 0.105 with 0.5, 1.5 and 5 d / tokens,
+of which half count or fewer.
+"""
 # A Gram matrix is symmetric: a quarter of its columns at a time, from the diagonal on, takes 10 of 16 products. Fewer
 # columns than this would not occupy a CPU.
 _LEAST_COLUMNS = 192
@@ -141,8 +143,13 @@ def shrunk_for_weights(gram: Float[Tensor, "d d"], weights: Float[Tensor, " toke
     Returns:
         A new matrix on the device of `gram`.
     """
+    return shrunk_gram(gram, tokens_that_count(weights), WEIGHTED_SHRINKAGE)
+
+
+def tokens_that_count(weights: Float[Tensor, " tokens"]) -> float:
+    """Return as how many tokens of equal weight weighted ones count: (Σw)² / Σw², at least 1."""
     squares = weights.square().sum().clamp_min(torch.finfo(weights.dtype).tiny)
-    return shrunk_gram(gram, max(1.0, float(weights.sum() ** 2 / squares)), _WEIGHTED_SHRINKAGE)
+    return max(1.0, float(weights.sum() ** 2 / squares))
 
 
 def shrunk_output_gram(

@@ -106,7 +106,8 @@ class BlockWalk:
     ) -> dict[str, GramStatistics]:
         experts = find_experts(block, f"{self._run.architecture.block_name(index)}.")
         batches = len(self._states.hidden)
-        weights = TokenWeights(self._sensitivities, self._states.hidden, self._measured_tokens())
+        measured = differentiated_tokens(self._run, self._inputs, self._states)
+        weights = TokenWeights(self._sensitivities, self._states.hidden, measured)
         inputs = ExpertInputs(experts=experts, batches=batches, dtype=self._run.precision)
         everywhere = self._run.config.calibrate_all_experts
         with visiting(block, "all" if everywhere else "routed"), inputs.watching():
@@ -119,13 +120,6 @@ class BlockWalk:
                 weights=weights.of,
             )
         return statistics if everywhere else inputs.shrunk(statistics, groups)
-
-    def _measured_tokens(self) -> int:
-        """Return how many of the last tokens the backward pass covers; 0 if all of them."""
-        windows = self._run.config.gradient_windows(len(self._inputs))
-        if windows == len(self._inputs):
-            return 0
-        return self._inputs[-windows:].positions(self._states.hidden[0].shape[1])
 
     def head_statistics(self, head: str) -> GramStatistics | None:
         """Collect the Gram matrix of the input of the output head; None if the model never calls it.
@@ -197,6 +191,18 @@ class BlockWalk:
         self._activations = None
         batches = split_inputs(self._run, self._inputs)
         self._activations = begin_walk(self._run, batches, blocks, passed=passed, held_in=self._run.held_dtype)
+
+
+def differentiated_tokens(run: Run, inputs: CalibrationInputs, states: Activations) -> int:
+    """Return how many of the last tokens the backward pass covers; 0 if all of them.
+
+    Args:
+        run: the run.
+        inputs: all samples.
+        states: their hidden states.
+    """
+    windows = run.config.gradient_windows(len(inputs))
+    return 0 if windows == len(inputs) else inputs[-windows:].positions(states.hidden[0].shape[1])
 
 
 @contextmanager

@@ -17,13 +17,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rocket_core.calibration.samples import CalibrationInputs
+from rocket_core.calibration.token_weights import TokenWeights
 from rocket_core.layers import approximation
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import CompressedWeight, LayerProblem
 from rocket_core.models.architecture import oriented_weight
 from rocket_core.models.block_calls import Activations
 from rocket_core.models.block_lists import BlockList
-from rocket_core.pipeline.block_walk import begin_walk, loaded_block, split_inputs
+from rocket_core.pipeline.block_walk import begin_walk, differentiated_tokens, loaded_block, split_inputs
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
@@ -210,15 +211,16 @@ class SequentialCompression:
         groups = _in_order([(group, experts.get(group[0])) for group in record.groups if self._units_in(group)])
         of_experts = self._expert_sums([layer for _, layer in groups if layer is not None], dense, compressed)
         of_inputs = self._input_sums(index, dense, compressed)
+        measured = differentiated_tokens(self._run, self._inputs, dense.states)
+        weights = TokenWeights(self._work.sensitivity, dense.states.hidden, measured)
         passed = False
         for position, (group, layer) in enumerate(groups):
             found = self._units_in(group)
             if not all(is_finished(self._work, unit) for unit in found):
                 if layer is None:
                     passed = onwards and position == len(groups) - 1
-                    sums = of_inputs.add_to(
-                        self._no_sums(index, found, dense), group[0], alone=len(group) == 1, for_good=passed
-                    )
+                    empty = self._no_sums(index, found, dense, weights.of(group))
+                    sums = of_inputs.add_to(empty, group[0], alone=len(group) == 1, for_good=passed)
                 else:
                     sums = of_experts.of(layer)
                 for unit in found:
@@ -251,12 +253,14 @@ class SequentialCompression:
             compensates=architecture.is_causal and not architecture.list_of(index).in_tower,
         )
 
-    def _no_sums(self, index: int, units: Sequence[CompressionUnit], dense: BlockSide) -> CrossSums:
-        """Return empty sums for the units of a block that read the same input."""
+    def _no_sums(
+        self, index: int, units: Sequence[CompressionUnit], dense: BlockSide, weights: Tensor | None
+    ) -> CrossSums:
+        """Return empty sums for the units of a block that read the same input, given the weights of tokens."""
         architecture = self._run.architecture
         in_both_directions = not architecture.is_causal and architecture.list_of(index).first == 0
         if architecture.kind != "text" or not in_both_directions:
-            return CrossSums()
+            return CrossSums(weights=weights)
         names = [name for unit in units for name in unit.names]
         profile = self._work.profile(names[0])
         assert profile is not None, names[0]

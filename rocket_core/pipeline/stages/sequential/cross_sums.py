@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.linalg.sequential_target import part_way_target, token_weights
-from rocket_core.linalg.whitening import gram_matrix
+from rocket_core.linalg.whitening import WEIGHTED_SHRINKAGE, gram_matrix, shrunk_for_weights, tokens_that_count
 
 # Part of the way from a weight to the target that compensates for earlier errors; see `part_way_target`.
 _STEP = 0.5
@@ -19,6 +19,7 @@ class CrossSums:
     """Running sums over the inputs X of a dense layer and X' of the same layer after compressed ones, in float64.
 
     Attributes:
+        weights: how much each token counts, in the order in which they are added; None if all count the same.
         tokens: number of rows.
         gram: X'ᵀX'.
         cross: X'ᵀX.
@@ -27,6 +28,7 @@ class CrossSums:
             in the compressed model; None for a layer whose output is added to none.
     """
 
+    weights: Float[Tensor, " tokens"] | None = None
     tokens: int = 0
     gram: Tensor = field(default_factory=lambda: torch.zeros(()))
     cross: Tensor = field(default_factory=lambda: torch.zeros(()))
@@ -35,13 +37,18 @@ class CrossSums:
 
     def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
         """Add the rows of a batch."""
+        if self.weights is not None:
+            roots = self.weights[self.tokens : self.tokens + len(rows), None].sqrt().to(rows)
+            rows, dense_rows = rows * roots, dense_rows * roots
         self.tokens += rows.shape[0]
         self.gram = self.gram + gram_matrix(rows)
         self.cross = self.cross + (rows.mT @ dense_rows).double()
         self.dense_gram = self.dense_gram + gram_matrix(dense_rows)
 
     def add_deviation(self, rows: Float[Tensor, "rows d_in"], deviation: Float[Tensor, "rows d_out"]) -> None:
-        """Add what the residual stream of the compressed model lacks, for the rows of a batch."""
+        """Add what the residual stream of the compressed model lacks, for the rows that were added last."""
+        if self.weights is not None:
+            rows = rows * self.weights[self.tokens - len(rows) : self.tokens, None].to(rows)
         product = (rows.mT @ deviation).double()
         self.deviation = product if self.deviation is None else self.deviation + product
 
@@ -50,12 +57,15 @@ class CrossSums:
         products = self.cross @ weight
         if self.deviation is not None:
             products = products + self.deviation
-        return part_way_target(weight, self.gram, products, tokens=self.tokens, shrinkage=shrinkage, step=_STEP)
+        tokens: float = self.tokens
+        if self.weights is not None:
+            tokens, shrinkage = tokens_that_count(self.weights), WEIGHTED_SHRINKAGE
+        return part_way_target(weight, self.gram, products, tokens=tokens, shrinkage=shrinkage, step=_STEP)
 
     @property
     def fitted_gram(self) -> Float[Tensor, "d_in d_in"]:
         """The Gram matrix under which the target is approximated."""
-        return self.gram
+        return self.gram if self.weights is None else shrunk_for_weights(self.gram, self.weights)
 
 
 @dataclass(kw_only=True, slots=True)
