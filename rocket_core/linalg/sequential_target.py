@@ -27,7 +27,7 @@ def part_way_target(
     gram: Float[Tensor, "d_in d_in"],
     products: Float[Tensor, "d_in d_out"],
     *,
-    tokens: float,
+    tokens: float | int,
     shrinkage: float,
     step: float,
 ) -> Float[Tensor, "d_in d_out"]:
