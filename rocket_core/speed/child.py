@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from rocket_core.schema import FrozenModel
-from rocket_core.speed.messages import ANSWER, Failed
-from rocket_core.system.child_process import ChildError, ChildProcess
+from rocket_core.speed.messages import ANSWER
+from rocket_core.system.child_process import ChildError, ChildProcess, Failed
 
 _LOOK_SECONDS = 0.1
 

@@ -7,6 +7,7 @@ from pydantic import Field, TypeAdapter
 from rocket_core.report.speed import RoundTimes
 from rocket_core.schema import FrozenModel
 from rocket_core.speed.subjects import Subject
+from rocket_core.system.child_process import Failed
 
 
 class Load(FrozenModel):
@@ -55,13 +56,6 @@ class Measured(FrozenModel):
     """bytes held now and not before the model was loaded; None if the system does not report it."""
     weights_bytes: int | None
     """bytes of the weights as the model holds them; None if they are not known."""
-
-
-class Failed(FrozenModel):
-    """Answer to either if it cannot be done."""
-
-    reason: str
-    """what is wrong and what to do."""
 
 
 ANSWER: TypeAdapter[Loaded | Measured | Failed] = TypeAdapter(Loaded | Measured | Failed)

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from rocket_core.errors import RocketError
 from rocket_core.report.speed import RoundTimes, Runtime
-from rocket_core.schema import FrozenModel
-from rocket_core.speed.messages import Failed, Load, Loaded, Measure, Measured
-from rocket_core.system.child_process import described, exit_when_closed
+from rocket_core.speed.messages import Load, Loaded, Measure, Measured
+from rocket_core.system.child_process import answer, serve
 from rocket_core.system.process_memory import resident_bytes
 
 
@@ -38,17 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     Args:
         arguments: descriptors of two pipes, for requests and answers.
     """
-    requests, answers = (int(argument) for argument in arguments)
-    exit_when_closed(requests)
-    with Connection(requests, writable=False) as source, Connection(answers, readable=False) as target:
-        try:
-            _serve(source, target)
-        except EOFError:
-            return
-        except RocketError as error:
-            _send(target, Failed(reason=str(error)))
-        except Exception as error:  # noqa: BLE001 - a runtime may raise anything, and the other models are measured
-            _send(target, Failed(reason=described(error)))
+    serve(arguments, _serve)
 
 
 def _serve(source: Connection, target: Connection) -> None:
@@ -58,14 +46,14 @@ def _serve(source: Connection, target: Connection) -> None:
     load = _loader(request.subject.runtime)
     before = resident_bytes(files)
     model = load(request)
-    _send(target, model.loaded)
+    answer(target, model.loaded)
     while True:
         times = model.measure(Measure.model_validate_json(source.recv_bytes()))
         held = model.device_bytes()
         if held is None:
             after = resident_bytes(files)
             held = None if before is None or after is None else max(0, after - before)
-        _send(target, Measured(times=times, memory_bytes=held, weights_bytes=model.weights_bytes()))
+        answer(target, Measured(times=times, memory_bytes=held, weights_bytes=model.weights_bytes()))
 
 
 def _loader(runtime: Runtime) -> Callable[[Load], LoadedModel]:
@@ -77,7 +65,3 @@ def _loader(runtime: Runtime) -> Callable[[Load], LoadedModel]:
     from rocket_core.speed.transformers_runtime import TransformersModel
 
     return TransformersModel
-
-
-def _send(target: Connection, message: FrozenModel) -> None:
-    target.send_bytes(message.model_dump_json().encode())

@@ -7,12 +7,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import rocket_core
+from rocket_core.errors import RocketError
+from rocket_core.schema import FrozenModel
 
 # A package is found by listing the folder that it is in. A confined job may not list that of a checkout, where this
 # library is, but may read the package itself, which is therefore loaded from its file.
@@ -111,19 +114,39 @@ class ChildProcess:
         return f"its process ended with {how}{killed}{said}"
 
 
-def exit_when_closed(descriptor: int) -> None:
-    """In such a process: exit as soon as the other side closes the connection, whatever this one is doing.
+class Failed(FrozenModel):
+    """Answer of a process that cannot do what it is asked, and ends."""
+
+    reason: str
+    """what is wrong."""
+
+
+def serve(arguments: Sequence[str], act: Callable[[Connection, Connection], None]) -> None:
+    """Answer requests in such a process, which exits as soon as the other side closes the connection.
 
     Args:
-        descriptor: of the pipe for requests.
+        arguments: descriptors of two pipes, for requests and answers.
+        act: given both, reads requests and sends answers. An error that it raises is sent as `Failed`.
     """
-    threading.Thread(target=_exit_when_closed, args=(descriptor,), daemon=True).start()
+    requests, answers = (int(argument) for argument in arguments)
+    threading.Thread(target=_exit_when_closed, args=(requests,), daemon=True).start()
+    with Connection(requests, writable=False) as source, Connection(answers, readable=False) as target:
+        try:
+            act(source, target)
+        except EOFError:
+            return
+        except RocketError as error:
+            answer(target, Failed(reason=str(error)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other side continues without this process
+            text = str(error).strip().partition("\n")[0]
+            kind = type(error).__name__
+            answer(target, Failed(reason=f"{kind}: {text}" if text else kind))
 
 
-def described(error: Exception) -> str:
-    """Return the first line of an error with its kind, for errors that were not written for users."""
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def answer(target: Connection, message: FrozenModel) -> None:
+    """Send an answer, unless the other side has closed the connection."""
+    with suppress(BrokenPipeError):
+        target.send_bytes(message.model_dump_json().encode())
 
 
 def _exit_when_closed(descriptor: int) -> None:

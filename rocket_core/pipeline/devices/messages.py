@@ -9,6 +9,7 @@ from rocket_core.config import CompressionConfig
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.report.schema import StageReport
 from rocket_core.schema import FrozenModel
+from rocket_core.system.child_process import Failed
 
 
 class Begin(FrozenModel):
@@ -49,13 +50,6 @@ class Finished(FrozenModel):
 
     cost: StageReport
     """what it took."""
-
-
-class Failed(FrozenModel):
-    """Answer: the process has failed, and ends."""
-
-    reason: str
-    """what is wrong."""
 
 
 Request: TypeAlias = ProfileBlocks | CompressBlocks

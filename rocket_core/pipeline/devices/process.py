@@ -4,7 +4,6 @@ It exits as soon as the run closes the connection, whatever it is doing.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import assert_never
 
@@ -13,7 +12,6 @@ import torch
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import ModelSource
 from rocket_core.config import STAGES
-from rocket_core.errors import RocketError
 from rocket_core.hub.repository import offline
 from rocket_core.linalg.rough_products import fast_products
 from rocket_core.pipeline.context import Run
@@ -21,7 +19,6 @@ from rocket_core.pipeline.devices.messages import (
     REQUEST,
     Begin,
     CompressBlocks,
-    Failed,
     Finished,
     ProfileBlocks,
     Request,
@@ -34,8 +31,7 @@ from rocket_core.pipeline.stages.compress import compress_blocks
 from rocket_core.pipeline.stages.profile import ProfilesInOrder, profile_blocks
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import StageReport
-from rocket_core.schema import FrozenModel
-from rocket_core.system.child_process import described, exit_when_closed
+from rocket_core.system.child_process import answer, serve
 from rocket_core.system.process_memory import keep_freed_memory
 
 
@@ -45,17 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     Args:
         arguments: descriptors of two pipes, for requests and answers.
     """
-    requests, answers = (int(argument) for argument in arguments)
-    exit_when_closed(requests)
-    with Connection(requests, writable=False) as source, Connection(answers, readable=False) as target:
-        try:
-            _serve(source, target)
-        except EOFError:
-            return
-        except RocketError as error:
-            _send(target, Failed(reason=str(error)))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run continues without this process
-            _send(target, Failed(reason=described(error)))
+    serve(arguments, _serve)
 
 
 def _serve(source: Connection, target: Connection) -> None:
@@ -74,7 +60,7 @@ def _serve(source: Connection, target: Connection) -> None:
             request = REQUEST.validate_json(source.recv_bytes())
             with fast_products():
                 cost = _work(run, inputs, work, request)
-            _send(target, Finished(cost=cost))
+            answer(target, Finished(cost=cost))
 
 
 def _work(run: Run, inputs: CalibrationInputs, work: WorkFolder, request: Request) -> StageReport:
@@ -91,8 +77,3 @@ def _work(run: Run, inputs: CalibrationInputs, work: WorkFolder, request: Reques
             assert_never(request)
     [cost] = monitor.costs.stages
     return cost
-
-
-def _send(target: Connection, message: FrozenModel) -> None:
-    with suppress(BrokenPipeError):
-        target.send_bytes(message.model_dump_json().encode())

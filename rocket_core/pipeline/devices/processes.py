@@ -13,10 +13,10 @@ from types import TracebackType
 import torch
 
 from rocket_core.pipeline.context import Run
-from rocket_core.pipeline.devices.messages import ANSWER, Begin, Failed, Request
+from rocket_core.pipeline.devices.messages import ANSWER, Begin, Request
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.work_folder import WorkFolder
-from rocket_core.system.child_process import ChildError, ChildProcess
+from rocket_core.system.child_process import ChildError, ChildProcess, Failed
 
 _LOOK_SECONDS = 0.1
 
