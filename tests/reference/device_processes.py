@@ -1,11 +1,12 @@
 """Programs for the processes of further devices, each chosen as `rocket_core.pipeline.devices.processes.PROGRAM`.
 
-The variable ROCKET_TEST_FATE says what happens to it: `simulated` computes on the simulated accelerator, `killed` and
-`out of memory` end it at the second layer of a block.
+The variable ROCKET_TEST_FATE says what happens to it: `simulated` computes on the simulated accelerator, `late`
+answers half a second after its last block, `killed` and `out of memory` end it at the second layer of a block.
 """
 
 import os
 import signal
+import time
 
 import torch
 
@@ -21,10 +22,22 @@ def main(arguments):
     fate = os.environ["ROCKET_TEST_FATE"]
     if fate == "simulated":
         install()
+    elif fate == "late":
+        _answer_late()
     else:
         _end_at_the_second_layer(profile, "_profile_one", fate)
         _end_at_the_second_layer(compress, "_compress_one", fate)
     process.main(arguments)
+
+
+def _answer_late():
+    original = process.answer
+
+    def late(target, message):
+        time.sleep(0.5)
+        original(target, message)
+
+    process.answer = late
 
 
 def _end_at_the_second_layer(module, name, fate):

@@ -45,8 +45,12 @@ class CompressBlocks(FrozenModel):
     """bytes of the budget that the allocation left for entropy-coded layers."""
 
 
+class Ready(FrozenModel):
+    """Answer to the first request: the process has read the model, and will look for blocks."""
+
+
 class Finished(FrozenModel):
-    """Answer: no block is left."""
+    """Answer to a request for blocks: none is left."""
 
     cost: StageReport
     """what it took."""
@@ -55,5 +59,5 @@ class Finished(FrozenModel):
 Request: TypeAlias = ProfileBlocks | CompressBlocks
 REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 """Any of the requests after the first."""
-ANSWER: TypeAdapter[Finished | Failed] = TypeAdapter(Finished | Failed)
-"""Either answer; they differ in their fields."""
+ANSWER: TypeAdapter[Ready | Finished | Failed] = TypeAdapter(Ready | Finished | Failed)
+"""Any answer; they differ in their fields."""

@@ -21,6 +21,7 @@ from rocket_core.pipeline.devices.messages import (
     CompressBlocks,
     Finished,
     ProfileBlocks,
+    Ready,
     Request,
 )
 from rocket_core.pipeline.observer import Observer
@@ -56,6 +57,7 @@ def _serve(source: Connection, target: Connection) -> None:
             torch.accelerator.set_device_index(run.device.index)
         inputs = work.inputs()
         assert inputs is not None, "the run has claimed the folder"
+        answer(target, Ready())
         while True:
             request = REQUEST.validate_json(source.recv_bytes())
             with fast_products():

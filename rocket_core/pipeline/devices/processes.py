@@ -13,7 +13,7 @@ from types import TracebackType
 import torch
 
 from rocket_core.pipeline.context import Run
-from rocket_core.pipeline.devices.messages import ANSWER, Begin, Request
+from rocket_core.pipeline.devices.messages import ANSWER, Begin, Finished, Ready, Request
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.child_process import ChildError, ChildProcess, Failed
@@ -28,11 +28,13 @@ class _Member:
     Attributes:
         device: its device.
         process: the process.
-        unanswered: number of requests that it has not answered.
+        is_ready: whether it has answered the first request.
+        unanswered: number of requests for blocks that it has not answered.
     """
 
     device: torch.device
     process: ChildProcess
+    is_ready: bool = False
     unanswered: int = 0
 
 
@@ -114,15 +116,18 @@ class DeviceProcesses:
 
 
 def _collect_answers(member: _Member, monitor: Monitor, is_complete: Callable[[], bool]) -> None:
-    """Wait until a process has answered all requests, or nothing is left to do."""
+    """Wait until a process has answered all requests, or nothing is left to do and it is still starting."""
     while member.unanswered:
         while not member.process.poll(_LOOK_SECONDS):
             monitor.pulse()
-            if is_complete():
+            if not member.is_ready and is_complete():
                 return
-        answer = ANSWER.validate_json(member.process.receive())
-        if isinstance(answer, Failed):
-            raise ChildError(answer.reason)
-        member.unanswered -= 1
-        if not member.unanswered:
-            monitor.costs.add_process(answer.cost)
+        match ANSWER.validate_json(member.process.receive()):
+            case Failed(reason=reason):
+                raise ChildError(reason)
+            case Ready():
+                member.is_ready = True
+            case Finished(cost=cost):
+                member.unanswered -= 1
+                if not member.unanswered:
+                    monitor.costs.add_process(cost)

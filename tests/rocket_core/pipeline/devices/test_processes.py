@@ -56,6 +56,17 @@ def test_a_profile_of_two_processes_is_that_of_one(tmp_path, model_folder, setti
     assert profile("two", TWO) == alone
 
 
+def test_a_process_that_answers_late_is_counted(tmp_path, model_folder, settings, leave, fate):
+    fate("late")
+    leave({1})
+
+    report = compress(str(model_folder("llama")), tmp_path / "out", settings(device=TWO))
+
+    devices = {stage.name: stage.device for stage in report.stages}
+    assert devices["calibrating"].startswith("2 x ")
+    assert devices["factorizing"].startswith("2 x ")
+
+
 @pytest.mark.parametrize("how", ["killed", "out of memory"])
 def test_what_a_failed_process_left_is_done(how, tmp_path, model_folder, settings, finished, fingerprint, leave, fate):
     warnings = []
