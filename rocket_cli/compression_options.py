@@ -110,7 +110,8 @@ class CompressionOptions:
     preset: core.Preset | None = _setting(
         "NAME",
         "Named settings: fast, best (lower loss, about twice as long), max (best with --refine, about four times "
-        "as long), or paper (exactly the paper's algorithm). Explicit options take precedence.",
+        "as long), paper (exactly the paper's algorithm), or instant (from the weights alone, without calibration: "
+        "least time, more loss). Explicit options take precedence.",
         core.DEFAULT_PRESET,
     )
     method: core.Method | None = _of_method(

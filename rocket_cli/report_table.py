@@ -21,7 +21,7 @@ from rocket_core.report.headlines import quality_headline
 from rocket_core.report.healing import HealingReport
 from rocket_core.report.quality import EvaluationReport, quality_rows
 from rocket_core.report.run_commands import RunCommand, run_commands
-from rocket_core.report.schema import CompressionReport, ExportReport, LayerReport
+from rocket_core.report.schema import NO_DATASET, CompressionReport, ExportReport, LayerReport
 from rocket_core.report.speed import SPEED_COLUMNS, SpeedReport, speed_rows
 
 if TYPE_CHECKING:
@@ -212,8 +212,10 @@ def _cells(layer: LayerReport) -> tuple[str, ...]:
 
 def _totals(report: CompressionReport) -> Iterable[str]:
     totals = report.totals
+    if report.calibration.dataset == NO_DATASET:
+        yield "Not calibrated: layers are rounded by their weights alone; --preset fast is far better at the same size"
     requested, used = report.settings.calibration.samples, report.calibration.samples
-    if used < requested:
+    if 0 < used < requested:
         samples, source = _SAMPLES[report.calibration.kind]
         yield f"Calibrated on {used} {samples}, not the {requested} requested: {source} no more"
     text = report.calibration.text

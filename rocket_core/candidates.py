@@ -62,7 +62,9 @@ class Candidate(FrozenModel):
     in the same way.
     """
     loss: _Error | None = None
-    """expected increase of the model's loss, nats per token; 0 if dense, None if sensitivities were not measured."""
+    """expected increase of the model's loss, nats per token; with the objective `prior`, the squared relative error of
+    the weight times the layer's share; 0 if dense, None if sensitivities were not measured.
+    """
 
     @property
     def code_format(self) -> CodeFormat:
@@ -117,7 +119,7 @@ class LayerProfile(FrozenModel):
     input_group: str
     """name of the first layer that reads the same input; a layer that shares no input is its own group."""
     tokens: Annotated[int, Field(ge=1)]
-    """number of calibration tokens in the Gram matrix."""
+    """number of calibration tokens in the Gram matrix; 1 without calibration."""
     routed_tokens: _Count | None = None
     """those that a router sent to this expert of a mixture, the others being an average of its block's; None for layers
     that read all tokens.

@@ -16,8 +16,8 @@ from rocket_core.sizes.target import BitsPerWeight, ByBytes, ByFormat, ByRatio, 
 
 TokenWeights = Literal["gradient", "none"]
 Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda", "sparsegpt", "rtn", "gptq"]
-Preset = Literal["paper", "fast", "best", "max"]
-Objective = Literal["weight", "whitened", "fisher"]
+Preset = Literal["instant", "paper", "fast", "best", "max"]
+Objective = Literal["weight", "whitened", "fisher", "prior"]
 Storage = Literal["file", "memory"]
 ValueBits = Literal[4, 8, 16]
 Included = Literal["embeddings", "vision"]
@@ -113,8 +113,17 @@ _FAST: Mapping[str, Any] = {
     "refine": False,
 }
 _BEST: Mapping[str, Any] = {**_FAST, "sweeps": 2, "sequential": True}
+# From the weights alone: rounded to the nearest code, without calibration data.
+_INSTANT: Mapping[str, Any] = {
+    **_FAST,
+    "objective": "prior",
+    "kinds": ("quantized", "entropy_coded"),
+    "budget": "bytes",
+    "column_weights": False,
+    "token_weights": "none",
+}
 PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
-    {"paper": _PAPER, "fast": _FAST, "best": _BEST, "max": {**_BEST, "refine": True}}
+    {"instant": _INSTANT, "paper": _PAPER, "fast": _FAST, "best": _BEST, "max": {**_BEST, "refine": True}}
 )
 """Settings of each preset; a setting given explicitly overrides its preset's."""
 
@@ -319,10 +328,11 @@ class MethodOptions(FrozenModel):
     """How to compress: the settings that a client of the service may choose as well."""
 
     preset: Preset = DEFAULT_PRESET
-    """values for the settings that are not given: `paper` (the paper's algorithm to the letter), `fast` (the default:
-    one pass of calibration, about 0.9 to 1.5 times the time of `paper`), `best` (2 to 3.3 times that of `paper`) or
-    `max` (`best` with `refine`, two to four times its time); see `PRESETS`. Defaults named below are those of
-    `fast`. If no preset is given, methods other than `rocket` use `paper`.
+    """values for the settings that are not given: `instant` (from the weights alone, in little more time than to read
+    and write them: no calibration data, layers are quantized, ratios are of bytes), `paper` (the paper's algorithm to
+    the letter), `fast` (the default: one pass of calibration, about 0.9 to 1.5 times the time of `paper`), `best` (2 to
+    3.3 times that of `paper`) or `max` (`best` with `refine`, two to four times its time); see `PRESETS`. Defaults
+    named below are those of `fast`. If no preset is given, methods other than `rocket` use `paper`.
     """
     method: Method = "rocket"
     """how layers are compressed: `rocket` (default), or for comparison: `rocket-uniform` (the paper's method with every
@@ -350,9 +360,10 @@ class MethodOptions(FrozenModel):
     objective: Objective = "fisher"
     """error that the knapsack sums over layers: `weight` (the paper: relative error in the original space, under a cap
     on each layer; when it is selected, the preset's shared dictionaries and column weights are disabled), `whitened`
-    (squared relative error in the whitened space, no cap) or `fisher` (default; expected increase of the loss in nats
+    (squared relative error in the whitened space, no cap), `fisher` (default; expected increase of the loss in nats
     per token, no cap; costs a forward and a backward pass over `sensitivity_samples` windows; for models that do not
-    predict next tokens, the change of their last hidden states).
+    predict next tokens, the change of their last hidden states) or `prior` (squared relative error of the weights, by
+    what layers of its kind matter in known models; nothing is calibrated, see the preset `instant`).
     """
     budget: BudgetUnit = "parameters"
     """what the ratio is a fraction of: `parameters` (default; the paper's count; masks are free) or `bytes` (bytes of
@@ -469,6 +480,11 @@ class MethodOptions(FrozenModel):
     almost every layer has one candidate left and the knapsack has nothing to choose. Costs nothing.
     """
 
+    @property
+    def calibrates(self) -> bool:
+        """Whether calibration data is read."""
+        return self.objective != "prior"
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in_preset(cls, settings: Any) -> Any:
@@ -528,6 +544,8 @@ class CompressionConfig(MethodOptions):
             values = getattr(self, name) or ()
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} has the same entry twice; name each once")
+        if not self.calibrates:
+            self._check_uncalibrated()
         if self.objective == "weight" and "shared" in self.kinds:
             raise ValueError("kinds: a shared dictionary has no cap on each layer; take objective fisher or whitened")
         if self.column_weights and self.objective != "fisher":
@@ -552,6 +570,32 @@ class CompressionConfig(MethodOptions):
         self._check_engine()
         self._check_acceptance()
         return self
+
+    def _check_uncalibrated(self) -> None:
+        """Raise an error about settings that need what only calibration tells."""
+        name = "preset instant" if self.preset == "instant" else "objective prior"
+        needing = {
+            "calibration": self.calibration != CalibrationConfig(),
+            f"method {self.method}": self.method != "rocket",
+            "refine": self.refine,
+            "sequential": self.sequential,
+            "sweeps": self.sweeps > 0,
+            "column_weights": self.column_weights,
+            "token_weights": self.token_weights != "none",  # noqa: S105 - no password
+            "heal_tokens": self.heal_tokens is not None,
+            "calibrate_all_experts": self.calibrate_all_experts,
+            "include vision": self.includes_vision,
+        }
+        asked = next((setting for setting, is_asked in needing.items() if is_asked), None)
+        if asked is not None:
+            raise ValueError(
+                f"{name} reads no calibration data, which {asked} needs; leave it out, or take preset fast"
+            )
+        if self.budget != "bytes":
+            raise ValueError(f"{name} keeps all parameters and counts bytes; budget must be bytes")
+        unmeasured = [kind for kind in self.kinds if kind not in _INSTANT["kinds"]]
+        if unmeasured:
+            raise ValueError(f"{name} only quantizes; leave {unmeasured[0]} out of kinds, or take preset fast")
 
     def _check_acceptance(self) -> None:
         if self.accept is None:
@@ -751,6 +795,8 @@ def with_preset(settings: Any) -> Any:
     chosen = next((values for name, values in PRESETS.items() if name == preset), None)
     if chosen is None:
         return settings
+    if settings.get("objective", chosen["objective"]) == "prior":
+        chosen = {**chosen, **_INSTANT}
     yielding: dict[str, Any] = {}
     engine = next((known for name, known in ENGINES.items() if name == settings.get("engine")), ROCKET)
     if engine is not ROCKET:

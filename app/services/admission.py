@@ -137,7 +137,8 @@ class Admission:
         if not request.reads_calibration:
             # The model was judged with the job whose artifact is evaluated.
             return Judged()
-        check_calibration_tokens(limits, request.calibration)
+        if request.options.calibrates:
+            check_calibration_tokens(limits, request.calibration)
         check_healing_tokens(limits, request.options.heal_tokens)
         dataset = request.calibration.dataset
         if not dataset.startswith(UPLOAD):

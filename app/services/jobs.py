@@ -216,7 +216,8 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
             limits = quotas.find_limits(session, context.settings, owner)
             quotas.check_evaluation_tokens(limits, request.evaluate)
             if request.reads_calibration:
-                quotas.check_calibration_tokens(limits, request.calibration)
+                if request.options.calibrates:
+                    quotas.check_calibration_tokens(limits, request.calibration)
                 quotas.check_healing_tokens(limits, request.options.heal_tokens)
             quotas.check_job_slot(session, context.settings, owner)
             audit.record(session, actor, Action.JOB_RETRY, subject=submission.job.id, detail={"retry_of": job_id})

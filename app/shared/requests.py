@@ -457,7 +457,8 @@ class JobRequest(StoredRequest):
     @property
     def datasets(self) -> tuple[str, ...]:
         """Names of all datasets that the job reads, the calibration's first."""
-        calibrated = (self.calibration.dataset,) if self.reads_calibration else ()
+        reads = self.reads_calibration and self.options.calibrates
+        calibrated = (self.calibration.dataset,) if reads else ()
         return calibrated if self.evaluate is None else (*calibrated, self.evaluate.dataset)
 
     @property

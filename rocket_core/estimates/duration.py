@@ -15,6 +15,7 @@ from rocket_core.estimates.evaluation_duration import EvaluationSizes, evaluatio
 from rocket_core.estimates.footprint import ModelShape, Workload
 from rocket_core.estimates.healing import HealingWork, healing_operations
 from rocket_core.estimates.operations import FLOAT32_BYTES, Operations, activation_passes, model_products
+from rocket_core.sizes.block_types import block_types_for
 from rocket_core.sizes.budget import Shape
 from rocket_core.system.machine_speed import MachineSpeed
 
@@ -63,6 +64,11 @@ _TESTS, _HELD_OUT = 6, 8
 # Products of a weight in a step: forward and backward, with gradients of the weight, and without in the next block.
 _STEP_PRODUCTS = 5
 
+# Rounding every weight by itself: seconds for each layer in each stage, and for each block type that is tried; passes
+# over the weight to read it, and to round it to codes and to blocks.
+_PLAIN_SECONDS, _BLOCK_TYPE_SECONDS = 0.01, 0.01
+_READ_PASSES, _CODE_PASSES, _BLOCK_PASSES = 8, 45, 300
+
 # One core of a processor that multiplies bfloat16 matrices; progress depends on the proportions only.
 NOMINAL_SPEED = MachineSpeed(products=190e9, rough_products=750e9, memory=4.5e9)
 
@@ -71,6 +77,8 @@ def why_uncounted(config: CompressionConfig) -> str | None:
     """Return why the operations of a compression are not known; None if they are."""
     if config.method != "rocket":
         return f"the operations of the method {config.method} are not counted"
+    if not config.calibrates:
+        return None
     if config.quantizes:
         return why_codes_are_uncounted(config)
     if config.rounds_values:
@@ -100,6 +108,9 @@ def count_operations(
     if why_uncounted(config) is not None:
         return None
     found: dict[Stage, Operations] = {"preflight": Operations(seconds=_START_SECONDS)}
+    if not config.calibrates:
+        found |= _rounding(model, config)
+        return found if evaluation is None else found | {"evaluating": evaluation_operations(model, evaluation)}
     if config.measures_sensitivities:
         tokens = config.gradient_windows(work.windows) * work.sequence_length
         reached = tokens * model.active_part
@@ -129,6 +140,21 @@ def count_operations(
         found["exporting"] = Operations(seconds=len(config.export) * (model.stored_bytes / _WRITTEN_BYTES + tried))
     if evaluation is not None:
         found["evaluating"] = evaluation_operations(model, evaluation)
+    return found
+
+
+def _rounding(model: ModelShape, config: CompressionConfig) -> Mapping[Stage, Operations]:
+    """Return the operations of each stage where every weight is rounded by itself."""
+    tables = model.tables if config.profiles_tables else ()
+    blocks, shapes = config.code_choices.blocks, [*model.shapes, *tables]
+    numbers, seconds = sum(d_in * d_out for d_in, d_out in shapes), _PLAIN_SECONDS * len(shapes)
+    searching = _BLOCK_TYPE_SECONDS * sum(len(block_types_for(d_in, blocks)) for d_in, _ in shapes) if blocks else 0.0
+    read = Operations(seconds=seconds, memory=_READ_PASSES * numbers * FLOAT32_BYTES)
+    found: dict[Stage, Operations] = {"calibrating": read + Operations(seconds=searching)}
+    if config.target is not None:
+        passes = _BLOCK_PASSES if blocks else _CODE_PASSES
+        found["factorizing"] = Operations(seconds=seconds, memory=passes * numbers * FLOAT32_BYTES)
+        found["exporting"] = Operations(seconds=len(config.export) * model.stored_bytes / _WRITTEN_BYTES)
     return found
 
 

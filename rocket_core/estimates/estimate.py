@@ -94,7 +94,7 @@ def estimate_run(
     window = window_length(positions(settings), config.calibration.sequence_length, CALIBRATION_WINDOW_LENGTH)
     work = Workload(
         config=config,
-        windows=config.calibration.samples,
+        windows=config.calibration.samples if config.calibrates else 0,
         sequence_length=sample_positions(settings, input_kind(settings), window),
         batch_tokens=tokens_per_batch(config.device),
         **_sample_sizes(settings, window, vision=config.includes_vision),

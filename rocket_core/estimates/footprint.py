@@ -39,6 +39,8 @@ _LOGITS_PER_PIECE, _LOGIT_COPIES = 16 * 2**20, 8
 _LOGIT_BYTES = 26
 # Numbers per token and hidden unit that a backward pass of a block reads.
 _KEPT_FOR_GRADIENTS = 30
+# Numbers that rounding every weight by itself holds for each weight of a layer.
+_ROUNDED_COPIES = 8
 # Libraries in a process that runs a model: 0.3 GiB were measured on a CPU.
 _RUNTIME = 512 * 2**20
 # One batch of logits in the model's dtype and upcast, and the float64 copies of a chunk.
@@ -141,6 +143,8 @@ class Workload:
     def input_grams(self) -> bool:
         """Whether the Gram matrix of every layer's input is collected, even if that of its output is smaller."""
         config = self.config
+        if not config.calibrates:
+            return False
         computed = config.method == "rocket" and ("sparse" in config.kinds or config.quantizes)
         return computed or config.rounds_values or config.method in _INPUT_METHODS
 
@@ -182,33 +186,31 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         work: the work to be done.
     """
     prelude = model.parameters - sum(model.block_parameters)
+    if not work.config.calibrates:
+        return _uncalibrated_footprint(model, work, prelude)
     states = work.tokens * model.hidden_size
     # Sequential compression does not round them.
     hidden = states * ((not work.config.sequential and model.held_itemsize) or model.compute_itemsize)
     block = max(model.block_parameters) * model.compute_itemsize
-    shapes = [shape for block in model.layers for shape in block]
     how = {"input_grams": work.input_grams}
     grams = max(block_gram_bytes(block, **how) for block in model.layers)
     rounds = work.config.quantizes
-    solver = max(solver_bytes(shape, itemsize=work.itemsize, rounds=rounds, **how) for shape in shapes)
+    solver = max(solver_bytes(shape, itemsize=work.itemsize, rounds=rounds, **how) for shape in model.shapes)
     batch = min(work.tokens, max(work.batch_tokens, work.sequence_length))
-    activations = batch * max(max(shape) for shape in shapes) * (3 * model.compute_itemsize + 2 * work.itemsize)
+    activations = batch * max(max(shape) for shape in model.shapes) * (3 * model.compute_itemsize + 2 * work.itemsize)
     if work.config.weighs_tokens and model.predicts:
         # What attention, its output, gate and down read.
-        widest = max(d_in for d_in, _ in shapes)
+        widest = max(d_in for d_in, _ in model.shapes)
         grams += held_out_tokens(work.tokens) * (3 * model.hidden_size + widest) * work.itemsize
     working = grams + max(solver, block + activations) + hidden
     if work.config.sequential:
-        sums = 3 * max(d_in for d_in, _ in shapes) ** 2 * _FLOAT64
-        layer = max(solver, *(target_bytes(shape) for shape in shapes))
+        sums = 3 * max(d_in for d_in, _ in model.shapes) ** 2 * _FLOAT64
+        layer = max(solver, *(target_bytes(shape) for shape in model.shapes))
         working = max(working, 2 * block + sums + max(layer, 2 * activations) + 6 * states * model.compute_itemsize)
     if work.config.refine:
         # The next block is read as well, and in the end what predicts tokens.
-        tuned = (_REFINED_COPIES + 1) * max(model.block_parameters)
-        tuned += 2 * _KEPT_FOR_GRADIENTS * batch * model.hidden_size
-        tuned += _LOGIT_COPIES * min(_LOGITS_PER_PIECE, batch * (prelude // model.hidden_size))
-        outside = prelude * model.compute_itemsize
-        working = max(working, 3 * block + tuned * _FLOAT32 + outside + 7 * states * model.compute_itemsize)
+        tuned = _tuned_numbers(model, batch, prelude) * _FLOAT32 + prelude * model.compute_itemsize
+        working = max(working, 3 * block + tuned + 7 * states * model.compute_itemsize)
     table = model.largest_table or prelude
     read = table * model.stored_bytes // model.parameters
     if model.predicts and work.config.measures_sensitivities:
@@ -231,6 +233,24 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         memory = max(memory, tables + hidden + inputs + HEADROOM)
         disk += table_disk_bytes(prelude, model.hidden_size)
     return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + len(work.config.export) * model.stored_bytes)
+
+
+def _tuned_numbers(model: ModelShape, batch: int, prelude: int) -> int:
+    """Return the numbers that gradient steps on a block hold in float32."""
+    tuned = (_REFINED_COPIES + 1) * max(model.block_parameters)
+    tuned += 2 * _KEPT_FOR_GRADIENTS * batch * model.hidden_size
+    return tuned + _LOGIT_COPIES * min(_LOGITS_PER_PIECE, batch * (prelude // model.hidden_size))
+
+
+def _uncalibrated_footprint(model: ModelShape, work: Workload, prelude: int) -> ResourceEstimate:
+    """Estimate the memory and disk of a run that reads one weight at a time, and runs no model."""
+    needed = max(d_in * d_out for d_in, d_out in model.shapes) * _ROUNDED_COPIES * work.itemsize
+    disk = _factors_bytes(model, 0.0) + len(work.config.export) * model.stored_bytes
+    if work.config.profiles_tables:
+        sizes = {"compute_itemsize": model.compute_itemsize, "itemsize": work.itemsize}
+        needed = max(needed, table_memory_bytes(prelude, model.hidden_size, **sizes))
+        disk += table_disk_bytes(prelude, model.hidden_size)
+    return ResourceEstimate(memory_bytes=needed + HEADROOM, disk_bytes=disk)
 
 
 def benchmark_footprint(model: ModelShape, exports: int) -> ResourceEstimate:

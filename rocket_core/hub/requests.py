@@ -180,6 +180,8 @@ def check_data(
     Raises:
         RocketError: the subclass names the problem.
     """
+    if not config.calibrates:
+        return
     check_calibration(input_kind(settings), config.calibration.dataset, config.calibration.sequence_length, model)
     check_vision(settings, config, model)
     check_media(settings, config, model, name=name, most_lines=most_lines)

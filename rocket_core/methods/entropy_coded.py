@@ -26,7 +26,6 @@ from rocket_core.linalg.entropy_rounding import (
 )
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.linalg.kernels.rate import LARGEST_CODE
-from rocket_core.linalg.least_squares import output_errors
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance
@@ -49,6 +48,12 @@ _ROUGH_TRIES = 3
 _LOST = 0.0012
 _TRIES = 6
 _ENTROPY_TRIES = 4
+# Where every entry is rounded by itself: outputs, at least, on which the search starts, and bytes of a stream above the
+# entropy of its codes, as a part of that.
+_SEARCHED_OUTPUTS = 64
+_ABOVE_ENTROPY = 0.005
+# What a layer may leave then, as a part of its bytes; those after it in the block get it.
+_PLAIN_SLACK = 0.01
 
 
 def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
@@ -61,19 +66,26 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
         sample: its outputs, or some of them.
     """
     d_in, d_out = problem.shape
-    steps = relative_steps(sample.gram, sample.importance)
+    steps = _relative_steps(problem, sample.importance)
     fewest, scale_bytes = fewest_coded_bytes(d_in, d_out), coded_format(d_in).scale_bytes(d_in, d_out)
     candidates: list[Candidate] = []
     first = math.ceil(_PER_OCTAVE * _octaves_for(sample.weight / steps, _MOST_BITS))
     multiples = [2 ** (half_octave / _PER_OCTAVE) for half_octave in range(first, first + _MOST_CANDIDATES)]
     for multiple, largest in zip(multiples, largest_scales(sample.weight, steps, multiples), strict=True):
-        target = RateTarget.of(sample.weight, steps, sample.importance, multiple, largest=largest)
-        rounded, errors = round_for_rate(sample.weight, sample.gram, target)
-        # What a GPU is waited for, at once.
-        squares, counts = sample.squares_of(rounded, errors), byte_counts(rounded.codes.T.reshape(-1))
-        error, distance, *found = torch.cat([squares, counts.to(squares)]).tolist()
-        occurring = [int(count) for count in found]
-        size = math.ceil(bytes_from_counts(occurring) * d_out / len(sample.outputs)) + scale_bytes
+        if problem.is_uncalibrated:
+            plain = round_each(sample.weight, scales_for(sample.weight, multiple * steps, largest))
+            squares, bits = sample.squares_of(plain, None), entropy_bits(plain.codes)
+            error, distance, bits_each = torch.cat([squares, bits[None].to(squares)]).tolist()
+            part_bytes, are_zero = bits_each * (1 + _ABOVE_ENTROPY) * plain.codes.numel() / 8, bits_each == 0
+        else:
+            target = RateTarget.of(sample.weight, steps, sample.importance, multiple, largest=largest)
+            rounded, errors = round_for_rate(sample.weight, sample.gram, target)
+            # What a GPU is waited for, at once.
+            squares, counts = sample.squares_of(rounded, errors), byte_counts(rounded.codes.T.reshape(-1))
+            error, distance, *found = torch.cat([squares, counts.to(squares)]).tolist()
+            occurring = [int(count) for count in found]
+            part_bytes, are_zero = bytes_from_counts(occurring), occurring[0] == rounded.codes.numel()
+        size = math.ceil(part_bytes * d_out / len(sample.outputs)) + scale_bytes
         candidates.append(
             Candidate(
                 kind="entropy_coded",
@@ -82,7 +94,7 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
                 **sample.errors_from([error, distance]),
             )
         )
-        if size <= fewest or occurring[0] == rounded.codes.numel():
+        if size <= fewest or are_zero:
             break
     return [candidate for candidate in candidates if candidate.stored_bytes < d_in * d_out]
 
@@ -96,10 +108,21 @@ def compress(problem: LayerProblem, most_bytes: int) -> CompressedLayer:
     """
     weight = problem.weight.to(problem.precision)
     importance = output_importance(problem)
-    scale_bytes = coded_format(len(weight)).scale_bytes(*problem.shape)
-    rounded = _Search(weight, problem.prepared_gram().rounding, importance, most_bytes - scale_bytes).best()
-    errors = output_errors(problem.gram(), weight - rounded.weight(weight.dtype))
+    most_bytes -= coded_format(len(weight)).scale_bytes(*problem.shape)
+    steps = _relative_steps(problem, importance)
+    if problem.is_uncalibrated:
+        rounded = _PlainSearch(weight, steps, most_bytes).best()
+    else:
+        rounded = _Search(weight, steps, most_bytes, problem.prepared_gram().rounding, importance).best()
+    errors = problem.unweighted_errors(weight - rounded.weight(weight.dtype))
     return CompressedLayer(factors=rounded, errors=errors * importance)
+
+
+def _relative_steps(problem: LayerProblem, importance: Float[Tensor, " outputs"]) -> Float[Tensor, " outputs"]:
+    """Return the step of each output for c = 1, see `relative_steps`."""
+    if problem.is_uncalibrated:
+        return importance.rsqrt().to(problem.precision)
+    return relative_steps(problem.prepared_gram().rounding, importance)
 
 
 class _Search:
@@ -107,20 +130,22 @@ class _Search:
 
     Args:
         weight: W.
+        steps: the relative steps.
+        most_bytes: upper bound on the bytes of the codes.
         gram: prepared Gram matrix.
         importance: weight of each output's squared error.
-        most_bytes: upper bound on the bytes of the codes.
     """
 
     def __init__(
         self,
         weight: Float[Tensor, "d_in d_out"],
+        steps: Float[Tensor, " d_out"],
+        most_bytes: int,
         gram: RoundingGram,
         importance: Float[Tensor, " d_out"],
-        most_bytes: int,
     ) -> None:
         self._weight, self._gram, self._importance = weight, gram, importance
-        self._steps = relative_steps(gram, importance)
+        self._steps = steps
         self._most = most_bytes
         self._aim = most_bytes * (1 - _SLACK / 2)
 
@@ -159,6 +184,41 @@ class _Search:
             return rounded, expected_bytes(rounded.codes)
         stream = encode_codes(rounded.codes.T.reshape(-1))
         return replace(rounded, stream=stream), len(stream)
+
+
+class _PlainSearch:
+    """The same search where every entry is rounded by itself.
+
+    Args:
+        weight: W.
+        steps: the relative steps.
+        most_bytes: upper bound on the bytes of the codes.
+    """
+
+    def __init__(self, weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, " d_out"], most_bytes: int) -> None:
+        self._weight, self._steps, self._most = weight, steps, most_bytes
+
+    def best(self) -> RoundedWeight:
+        """Return the rounding with the most bytes within the bound, of those that were tried."""
+        aim = self._most * (1 - _SLACK)
+        octaves, root = self._about(aim), _Root(aim, self._weight.numel() / 8)
+        most, best = -1, None
+        for tries in itertools.count():
+            if best is not None and (tries >= _TRIES or most >= self._most * (1 - _PLAIN_SLACK)):
+                return best
+            rounded = round_each(self._weight, scales_for(self._weight, 2**octaves * self._steps))
+            stream = encode_codes(rounded.codes.T.reshape(-1))
+            size = len(stream)
+            if most < size <= self._most:
+                most, best = size, replace(rounded, stream=stream)
+            octaves = root.after(octaves, size)
+        raise AssertionError
+
+    def _about(self, aim: float) -> float:
+        """Return the octaves at which some of the outputs have their part of the bytes."""
+        every = max(1, self._weight.shape[1] // _SEARCHED_OUTPUTS)
+        parts = self._weight[:, ::every] / self._steps[::every]
+        return _octaves_for(parts, 8 * aim / (1 + _ABOVE_ENTROPY) / self._weight.numel())
 
 
 class _Root:

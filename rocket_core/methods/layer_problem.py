@@ -80,6 +80,11 @@ class LayerProblem:
         return d_in, d_out
 
     @property
+    def is_uncalibrated(self) -> bool:
+        """Whether nothing is known of the inputs, so that G is the identity, which is nowhere formed."""
+        return self.statistics.gram is None and self.statistics.output_gram is None
+
+    @property
     def scaled_weight(self) -> Float[Tensor, "d_in d_out"]:
         """W diag(w), in float64."""
         weight = self.weight.double()
@@ -134,15 +139,21 @@ class LayerProblem:
     def output_energies(self) -> Float[Tensor, " d_out"]:
         """Return ‖S w_j‖² w_j² of each output j, in float64."""
         if self._energies is None:
-            if self.statistics.gram is None:
+            if self.statistics.gram is None and not self.is_uncalibrated:
                 basis = self.eigenbasis()
                 self._energies = basis.directions.double().square() @ basis.singular_values.double().square()
             else:
                 parts = (part.to(self.precision) for part in torch.split(self.weight, OUTPUTS_AT_ONCE, dim=1))
-                energies = torch.cat([output_errors(self.gram(), part) for part in parts])
+                energies = torch.cat([self.unweighted_errors(part) for part in parts])
                 weights = self.output_weights
                 self._energies = energies if weights is None else energies * weights.double().square()
         return self._energies
+
+    def unweighted_errors(self, removed: Float[Tensor, "d_in outputs"]) -> Float[Tensor, " outputs"]:
+        """Return ‖S(w_j - w̃_j)‖² of some outputs, in float64, given their part of W - W̃."""
+        if self.is_uncalibrated:
+            return removed.square().sum(dim=0, dtype=torch.float64)
+        return output_errors(self.gram(), removed)
 
     def predicted_loss_increase(self, error: float, *, member: int = 0) -> float | None:
         """Return the expected increase of the model's loss for ‖S(W - W̃)diag(w)‖² = error, in nats per token.

@@ -4,15 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from rocket_core.candidates import Candidate
 from rocket_core.linalg.block_codes import BlockWeight
 from rocket_core.linalg.block_rounding import round_to_blocks
 from rocket_core.linalg.block_scales import search_block_scales
+from rocket_core.linalg.code_grids import Grid, RoundedT
 from rocket_core.linalg.integer_codes import RoundedWeight, exponent_above, scale_exponent, search_scales
-from rocket_core.linalg.least_squares import output_errors
-from rocket_core.linalg.rounding import gptq_and_errors, round_weight
+from rocket_core.linalg.rounding import gptq_and_errors, round_to_nearest, round_weight
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance, parts_of_outputs
 from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockType, block_types_for
@@ -31,12 +32,12 @@ def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[Cod
         sample: its outputs, or some of them.
         formats: the formats.
     """
-    importance, largest = sample.gram.matrix.diagonal(), float(sample.weight.abs().amax())
+    importance, largest = _input_importance(problem), float(sample.weight.abs().amax())
     squares = []
     for code_format in formats:
         exponent = exponent_above(largest / 2 ** (code_format.bits - 1), code_format)
         scales = search_scales(sample.weight, importance, code_format, exponent=exponent)
-        squares.append(sample.squares_of(*gptq_and_errors(sample.weight, sample.gram, scales)))
+        squares.append(_squares(sample, scales))
     candidates = [
         candidate_of(problem, code_format, **sample.errors_from(own))
         for code_format, own in zip(formats, torch.stack(squares).tolist() if squares else [], strict=True)
@@ -54,11 +55,11 @@ def profile_choices(problem: LayerProblem, sample: SampledOutputs, choices: Code
 def profile_blocks(problem: LayerProblem, sample: SampledOutputs, types: tuple[BlockType, ...]) -> list[Candidate]:
     """Return a candidate for each of these block types that the layer can have, by falling bytes; see `profile`."""
     d_in, d_out = problem.shape
-    importance = sample.gram.matrix.diagonal()
+    importance = _input_importance(problem)
     block_types, squares = block_types_for(d_in, types), []
     for block_type in block_types:
         scales = search_block_scales(sample.weight, importance, BLOCK_FORMATS[block_type])
-        squares.append(sample.squares_of(*gptq_and_errors(sample.weight, sample.gram, scales)))
+        squares.append(_squares(sample, scales))
     candidates = [
         Candidate(
             kind="quantized",
@@ -103,8 +104,14 @@ def compress(problem: LayerProblem, code_format: CodeFormat, *, splitting: bool)
         code_format: how to store it.
         splitting: see `round_weight`.
     """
-    gram = problem.prepared_gram().rounding
     exponent = scale_exponent(problem.weight, code_format)
+    if problem.is_uncalibrated:
+        alike = _input_importance(problem)
+        return _by_parts(
+            problem,
+            lambda weight: round_to_nearest(weight, search_scales(weight, alike, code_format, exponent=exponent)),
+        )
+    gram = problem.prepared_gram().rounding
     return _by_parts(
         problem, lambda weight: round_weight(weight, gram, code_format, splitting=splitting, exponent=exponent)
     )
@@ -118,7 +125,13 @@ def compress_blocks(problem: LayerProblem, block_type: BlockType, *, splitting: 
         block_type: how to store it.
         splitting: see `round_to_blocks`.
     """
-    gram, block_format = problem.prepared_gram().rounding, BLOCK_FORMATS[block_type]
+    block_format = BLOCK_FORMATS[block_type]
+    if problem.is_uncalibrated:
+        alike = _input_importance(problem)
+        return _by_parts(
+            problem, lambda weight: round_to_nearest(weight, search_block_scales(weight, alike, block_format))
+        )
+    gram = problem.prepared_gram().rounding
     return _by_parts(problem, lambda weight: round_to_blocks(weight, gram, block_format, splitting=splitting))
 
 
@@ -128,6 +141,20 @@ def _by_parts(problem: LayerProblem, round_part: Callable[[Tensor], _CodesT]) ->
     for outputs in parts_of_outputs(problem):
         weight = problem.weight[:, outputs].to(problem.precision)
         parts.append(round_part(weight))
-        errors.append(output_errors(problem.gram(), weight - parts[-1].weight(weight.dtype)))
+        errors.append(problem.unweighted_errors(weight - parts[-1].weight(weight.dtype)))
     factors = type(parts[0]).of_parts(parts)
     return CompressedLayer(factors=factors, errors=torch.cat(errors) * output_importance(problem))
+
+
+def _input_importance(problem: LayerProblem) -> Float[Tensor, " d_in"]:
+    """Return the weight of each input's squared error if every entry is rounded by itself."""
+    if problem.is_uncalibrated:
+        return torch.ones(problem.shape[0], dtype=problem.precision, device=problem.weight.device)
+    return problem.prepared_gram().rounding.matrix.diagonal()
+
+
+def _squares(sample: SampledOutputs, scales: Grid[RoundedT]) -> Float64[Tensor, "2"]:
+    """Return the squared errors of a sample on a grid, see `SampledOutputs.squares_of`."""
+    if sample.problem.is_uncalibrated:
+        return sample.squares_of(round_to_nearest(sample.weight, scales), None)
+    return sample.squares_of(*gptq_and_errors(sample.weight, sample.gram, scales))

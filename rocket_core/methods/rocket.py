@@ -27,7 +27,7 @@ class Rocket(Method):
     @property
     def needs_input_gram(self) -> bool:
         """Whether sparse candidates or codes are allowed, as pruning and rounding need it."""
-        return "sparse" in self.config.kinds or self.config.quantizes
+        return self.config.calibrates and ("sparse" in self.config.kinds or self.config.quantizes)
 
     @property
     def shares(self) -> bool:
@@ -68,7 +68,11 @@ class Rocket(Method):
         if "quantized" not in config.kinds:
             return coded, sample
         if coded:
-            fixed = quantized.profile(problem, sample, formats_beside_coded(*problem.shape))
+            formats = formats_beside_coded(*problem.shape)
+            if problem.is_uncalibrated:
+                # One of more bits than entropy codes have is enough, in a tenth of the time.
+                formats = (min(formats[1:], key=lambda one: one.stored_bytes(*problem.shape)),)
+            fixed = quantized.profile(problem, sample, formats)
         else:
             fixed = quantized.profile_choices(problem, sample, config.code_choices)
         codes = fixed + coded

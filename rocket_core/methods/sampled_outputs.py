@@ -19,6 +19,8 @@ _SAMPLED_OUTPUTS = 128
 _SAMPLED_PART = 1 / 8
 # Nor does a larger sample tell more.
 _MOST_SAMPLED = 4096
+# Without calibration, all outputs of a layer have about the same relative error.
+_MOST_UNCALIBRATED = 32
 
 
 class CandidateErrors(TypedDict):
@@ -35,7 +37,6 @@ class SampledOutputs:
 
     Attributes:
         problem: the layer.
-        gram: its Gram matrix, prepared for rounding.
         outputs: indices of the sample.
         weight: their part of the weight, in the computing precision.
         importance: weight of each output's squared error, in float64.
@@ -47,7 +48,6 @@ class SampledOutputs:
     """
 
     problem: LayerProblem
-    gram: RoundingGram
     outputs: Int64[Tensor, " sampled"]
     weight: Float[Tensor, "d_in sampled"]
     importance: Float[Tensor, " sampled"]
@@ -60,14 +60,13 @@ class SampledOutputs:
         """Take the sample of a layer."""
         importance = output_importance(problem)
         energies = problem.output_energies()
-        outputs = _sample(energies)
+        outputs = _sample(energies, _MOST_UNCALIBRATED if problem.is_uncalibrated else _MOST_SAMPLED)
         weight = problem.weight[:, outputs].to(problem.precision).contiguous()
         lengths = importance * problem.weight.square().sum(dim=0, dtype=torch.float64)
         sums = [energies.sum(), lengths[outputs].sum(), lengths.sum(), squared_norm(weight, importance[outputs])]
         energy, sampled, length, weight_energy = torch.stack(sums).tolist()
         return cls(
             problem=problem,
-            gram=problem.prepared_gram().rounding,
             outputs=outputs,
             weight=weight,
             importance=importance[outputs],
@@ -76,14 +75,25 @@ class SampledOutputs:
             weight_energy=weight_energy,
         )
 
-    def squares_of(self, rounded: RoundedCodes, damped_errors: Float[Tensor, " sampled"]) -> Float64[Tensor, "2"]:
+    @property
+    def gram(self) -> RoundingGram:
+        """The layer's Gram matrix, prepared for rounding."""
+        return self.problem.prepared_gram().rounding
+
+    def squares_of(
+        self, rounded: RoundedCodes, damped_errors: Float[Tensor, " sampled"] | None
+    ) -> Float64[Tensor, "2"]:
         """Return the weighted squared errors of all outputs and of the sample's weight, on the device.
 
         Args:
             rounded: what the sample is rounded to.
-            damped_errors: its errors under the damped matrix, as `gptq_and_errors` returns them.
+            damped_errors: its errors under the damped matrix, as `gptq_and_errors` returns them; None if the Gram
+                matrix is the identity.
         """
         removed = self.weight - rounded.weight(self.weight.dtype)
+        if damped_errors is None:
+            distance = squared_norm(removed, self.importance)
+            return torch.stack([distance / self.share, distance])
         errors = self.gram.undamped(damped_errors, removed) * self.importance
         return torch.stack([errors.sum() / self.share, squared_norm(removed, self.importance)])
 
@@ -113,10 +123,10 @@ def output_importance(problem: LayerProblem) -> Float[Tensor, " d_out"]:
     return problem.output_weights.double().square()
 
 
-def _sample(energies: Float[Tensor, " d_out"]) -> Int64[Tensor, " sampled"]:
+def _sample(energies: Float[Tensor, " d_out"], most: int) -> Int64[Tensor, " sampled"]:
     """Return indices of outputs, evenly from those of large and of small energy; all if there are few."""
     d_out = len(energies)
-    number = min(d_out, _MOST_SAMPLED, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
+    number = min(d_out, most, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
     return torch.arange(d_out, device=energies.device) if number == d_out else spread_outputs(energies, number)
 
 

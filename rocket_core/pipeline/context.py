@@ -28,7 +28,7 @@ class Run:
         checkpoint: safetensors of the model.
         architecture: the model without weights.
         loader: loads weights into the model's modules.
-        inputs: source of the calibration inputs.
+        inputs: source of the calibration inputs; None if nothing is calibrated.
         device: compute device.
         others: further devices, each with its own process that profiles and compresses blocks.
         dtype: dtype in which the model is stored; see `compute_dtype` for that in which it runs.
@@ -46,7 +46,7 @@ class Run:
     checkpoint: Checkpoint
     architecture: Architecture
     loader: WeightLoader
-    inputs: InputSource
+    inputs: InputSource | None
     device: torch.device
     dtype: torch.dtype
     sequence_length: int

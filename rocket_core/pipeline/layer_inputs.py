@@ -6,14 +6,15 @@ from contextlib import contextmanager
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from rocket_core.errors import CorruptCheckpointError, IllConditionedGramError
 from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import Eigenbasis, GramStatistics
 from rocket_core.methods import LayerProblem, output_weights
 from rocket_core.methods.held_out import HeldOutTokens, loss_factors
-from rocket_core.models.architecture import oriented_weight
 from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.layer_prior import layer_share, prior_weights
 from rocket_core.pipeline.state.work_folder import WorkFolder
 
 
@@ -42,12 +43,18 @@ def layer_problem(
         CorruptCheckpointError: a weight has NaN or infinite entries.
     """
     weights = [load_weight(run, name) for name in names] if weight is None else [weight]
+    if run.config.calibrates:
+        importance = _output_weights(run, work, names)
+    else:
+        importance = torch.cat(
+            [prior_weights(own, layer_share(run, name)) for own, name in zip(weights, names, strict=True)]
+        )
     return LayerProblem(
         weight=torch.cat(weights, dim=1),
         statistics=statistics,
         shrinkage=run.config.shrinkage,
         precision=run.precision,
-        output_weights=_output_weights(run, work, names),
+        output_weights=importance,
         output_widths=tuple(run.architecture.shape(name)[1] for name in names),
         basis=None if basis is None else _on_device(basis, run.device),
         prepared=prepared,
@@ -76,10 +83,10 @@ def profiled_problem(
 
 def load_weight(run: Run, name: str) -> Float[Tensor, "d_in d_out"]:
     """Return the dense weight of a layer."""
-    module = run.architecture.model.get_submodule(name)
-    run.loader.load([name])
-    weight = oriented_weight(module)
-    run.loader.unload(module)
+    entry = run.loader.entry(f"{name}.weight")
+    assert entry is not None, "layers that are stored with others are skipped"
+    stored = entry.read().to(run.device, run.compute_dtype)
+    weight = stored if type(run.architecture.model.get_submodule(name)) is Conv1D else stored.mT
     if not bool(torch.isfinite(weight).all()):
         raise CorruptCheckpointError(
             f"the weight of layer {name} has NaN or infinite entries; fetch the checkpoint again, or ignore the layer"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from rocket_core.calibration.inputs import open_source
+from rocket_core.calibration.inputs import InputSource, open_source
 from rocket_core.calibration.media_text import MediaWithText
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
@@ -85,10 +85,8 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     layers, skipped, ignored_tables = _select(architecture, loader, config)
     tables, other_tables = _select_tables(architecture, loader, config, ignored_tables)
     local_path_of(config.calibration.dataset)
-    check_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
     length, positions = _lengths(architecture, config.calibration.sequence_length)
-    check_media(model_config.to_dict(), config, source.name)
-    inputs = open_source(source.folder, architecture, length, config.calibration.dataset)
+    inputs = _open_inputs(source, config, architecture, length)
     medium = inputs.medium if isinstance(inputs, MediaWithText) else None
     towers = {"audio": architecture.audio_tower, "image": architecture.tower}
     run = Run(
@@ -112,6 +110,18 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     check_experts(run)
     check_target(run)
     return run
+
+
+def _open_inputs(
+    source: ModelSource, config: CompressionConfig, architecture: Architecture, length: int
+) -> InputSource | None:
+    """Return the source of the calibration inputs after checking that it suits the model; None if none are read."""
+    if not config.calibrates:
+        return None
+    calibration = config.calibration
+    check_calibration(architecture.kind, calibration.dataset, calibration.sequence_length, source.name)
+    check_media(architecture.model.config.to_dict(), config, source.name)
+    return open_source(source.folder, architecture, length, calibration.dataset)
 
 
 def run_identity(run: Run) -> RunIdentity:
@@ -165,6 +175,8 @@ def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) 
     """
     cached = work.inputs()
     settings = run.config.calibration
+    if run.inputs is None:
+        return CalibrationInputs.of_text(torch.empty(0, run.sequence_length, dtype=torch.int64))
     if cached is not None and is_hub_dataset(settings.dataset):
         return cached
     inputs = run.inputs.draw(settings, token=token)

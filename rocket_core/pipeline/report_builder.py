@@ -21,6 +21,7 @@ from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.report.layer_description import layer_report
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import (
+    NO_DATASET,
     AllocationReport,
     BlockReport,
     CalibrationReport,
@@ -41,7 +42,7 @@ def calibration_report(run: Run, inputs: CalibrationInputs, work: WorkFolder) ->
     calibration = without_paths(run.config).calibration
     return CalibrationReport(
         kind=_kind(run),
-        dataset=calibration.dataset,
+        dataset=calibration.dataset if run.config.calibrates else NO_DATASET,
         samples=len(inputs),
         sequence_length=run.sequence_length,
         seed=calibration.seed,

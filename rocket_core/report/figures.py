@@ -15,6 +15,7 @@ from rocket_core.sizes.budget import kept_fraction
 
 ERROR_NAMES: Mapping[Objective, str] = {
     "fisher": "predicted increase of the loss, nats per token",
+    "prior": "mean squared error of the weights, relative to them, by how much layers of each kind usually matter",
     "whitened": "sum of the squared relative errors of all outputs",
     "weight": "sum of the relative errors of all weights",
 }

@@ -11,7 +11,7 @@ from rocket_core.engines import ExportKind
 from rocket_core.inspection.files.model_files import read_start
 from rocket_core.report.quality import quality_rows
 from rocket_core.report.run_commands import run_commands
-from rocket_core.report.schema import CalibrationReport, CompressionReport
+from rocket_core.report.schema import NO_DATASET, CalibrationReport, CompressionReport
 from rocket_core.report.speed import SPEED_COLUMNS, speed_rows
 from rocket_core.sizes.budget import remaining_parameters
 from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByRatio
@@ -68,7 +68,7 @@ def model_card(report: CompressionReport, kind: ExportKind, source: Path) -> str
 # {report.model}, {report.change_text}
 
 Compressed from `{report.model}` (revision `{report.revision}`) by rocket-compress {report.rocket_version} with the
-ROCKET method: each linear layer is stored as integer codes, sparse or factorized by calibration statistics, as one
+ROCKET method: each linear layer is stored as integer codes, sparse or factorized{_statistics(calibration)}, as one
 knapsack over all layers decides. {_training(report)}
 
 | | {totals.original_text} | this artifact |
@@ -79,7 +79,7 @@ knapsack over all layers decides. {_training(report)}
 
 - {_target(report)}, objective `{allocation.objective}`
 - {dense_layers} of {len(report.layers)} layers left dense
-- calibrated on {_samples(calibration)} (seed {calibration.seed})
+- {_calibrated(calibration)}
 
 Rank, sparsity and error of every layer stand in `report.json`, and are drawn in `report.html`.
 {_quality(report)}{_speed(report)}
@@ -167,6 +167,16 @@ def _target(report: CompressionReport) -> str:
 
 _MADE_UP = "These were made up, which costs more of it than real ones would.\n"
 _MEASURE = "Measure it on data of your own before you rely on it. Limits and biases of the base model remain."
+
+
+def _statistics(calibration: CalibrationReport) -> str:
+    return "" if calibration.dataset == NO_DATASET else " by calibration statistics"
+
+
+def _calibrated(calibration: CalibrationReport) -> str:
+    if calibration.dataset == NO_DATASET:
+        return "not calibrated: every weight is rounded by itself"
+    return f"calibrated on {_samples(calibration)} (seed {calibration.seed})"
 
 
 def _samples(calibration: CalibrationReport) -> str:

@@ -162,7 +162,9 @@ class LayerReport(FrozenModel):
     weight_error: float
     """relative error in the original space, as predicted by the profile."""
     loss: float | None = None
-    """predicted increase of the model's loss, nats per token; None if sensitivities were not measured."""
+    """predicted increase of the model's loss, nats per token; None if sensitivities were not measured. With the
+    objective `prior`, see `Candidate.loss`.
+    """
     achieved_error: float | None = None
     """as `reconstruction_error`, for the stored layer; see `LayerOutcome`. 0 if dense."""
     frontier: Annotated[tuple[FrontierPoint, ...], Field(repr=False)] = ()
@@ -223,15 +225,19 @@ class TotalsReport(FrozenModel):
         return "original" if self.original_bits is None else f"original: {self.original_bits:.3g} bits"
 
 
+NO_DATASET = "none"
+"""Calibration data of a compression without calibration."""
+
+
 class CalibrationReport(FrozenModel):
     """The calibration data used."""
 
     kind: CalibrationKind = "text"
     """what the model read; the decoder of an audio model additionally read built-in text."""
     dataset: str
-    """name of the data; `synthetic` data are generated, and cost quality."""
+    """name of the data; `synthetic` data are generated, and cost quality; `none` where nothing was calibrated."""
     samples: int
-    """windows of text or audio, images, or texts with images."""
+    """windows of text or audio, images, or texts with images; 0 where nothing was calibrated."""
     sequence_length: int
     """tokens per window of text; for images, positions of one image; for texts with images, the most of one."""
     seed: int
@@ -248,6 +254,13 @@ class CalibrationReport(FrozenModel):
     """rows without text, and chats that the chat template refused, that were skipped."""
     lacks_chats: bool = False
     """whether the model has a chat template, and was calibrated on texts alone."""
+
+    @property
+    def summary(self) -> str:
+        """What was read, and how it was chosen, in a line."""
+        if self.dataset == NO_DATASET:
+            return "none: layers were rounded by their weights alone"
+        return f"{self.samples} samples of {self.dataset}, {self.tokens:,} tokens, seed {self.seed}"
 
     @property
     def advice(self) -> str | None:

@@ -58,6 +58,37 @@ def test_bounds_that_mean_nothing_are_refused(accept, said):
         compression_config(ratio=0.3, evaluate={}, accept=accept)
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"calibration": {"samples": 8}}, "which calibration needs; leave it out, or take preset fast"),
+        ({"calibration": {"dataset": "c4"}}, "which calibration needs"),
+        ({"method": "gptq"}, "which method gptq needs"),
+        ({"refine": True}, "which refine needs"),
+        ({"sequential": True}, "which sequential needs"),
+        ({"sweeps": 1}, "which sweeps needs"),
+        ({"heal_tokens": 1000}, "which heal_tokens needs"),
+        ({"column_weights": True}, "which column_weights needs"),
+        ({"calibrate_all_experts": True}, "which calibrate_all_experts needs"),
+        ({"include": ("vision",)}, "which include vision needs"),
+        ({"kinds": ("quantized", "sparse")}, "only quantizes; leave sparse out of kinds"),
+        ({"budget": "parameters"}, "budget must be bytes"),
+    ],
+)
+def test_what_needs_calibration_is_refused_without_it(settings, named):
+    with pytest.raises(InvalidConfigError, match=f"preset instant .*{named}"):
+        compression_config(**{"preset": "instant", "ratio": 0.7, **settings})
+
+
+def test_nothing_is_calibrated_by_the_preset_instant():
+    config = compression_config(preset="instant", ratio=0.7)
+    assert (config.calibrates, config.budget, config.measures_sensitivities) == (False, "bytes", False)
+    assert set(config.kinds) == {"quantized", "entropy_coded"}
+    assert compression_config(preset="instant", bits=4, engine="vllm").kinds == ("quantized",)
+    assert compression_config(objective="prior", bits=4, preset="best").sequential is False
+    assert compression_config(preset="instant", objective="fisher", bits=4).calibrates
+
+
 def test_messages_have_no_words_of_the_validator():
     with pytest.raises(InvalidConfigError, match=r"^invalid compression settings: settings: export has the same entry"):
         compression_config(ratio=0.3, export=("dense", "dense"))

@@ -245,6 +245,8 @@ def _outcome(stored: CompressedWeight, tensors: dict[str, Tensor], error: float)
 
 
 def _has_statistics(run: Run, work: WorkFolder, unit: CompressionUnit) -> bool:
+    if not run.config.calibrates:
+        return True
     if _reads_gram(run, unit) and not work.has_gram(unit.input_group):
         return False
     return _needs_gram_alone(unit) or work.has_basis(_basis_name(unit))
@@ -299,7 +301,7 @@ def _problem(
     if sums is None:
         profile = work.profile(unit.names[0])
         assert profile is not None
-        gram = grams.read(unit.input_group) if _reads_gram(run, unit) else None
+        gram = grams.read(unit.input_group) if run.config.calibrates and _reads_gram(run, unit) else None
         energy = torch.empty(0) if gram is None else gram.diagonal()
         sums = GramStatistics(tokens=profile.tokens, gram=gram, output_gram=None, input_energy=energy)
     prepared = None if sums.gram is None else grams.prepared(unit.input_group)

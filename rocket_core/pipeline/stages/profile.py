@@ -19,6 +19,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.devices.messages import ProfileBlocks
 from rocket_core.pipeline.devices.processes import DeviceProcesses
 from rocket_core.pipeline.layer_inputs import naming_the_layer, profiled_problem
+from rocket_core.pipeline.layer_prior import named_groups, uncalibrated_statistics
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.artifact_size import fill_size
 from rocket_core.pipeline.stages.token_tables import NEVER_CALLED, profile_table
@@ -285,7 +286,10 @@ def _profile_block(
     if not names:
         return BlockRecord(layers=(), groups=(), skipped={})
     method = run.method
-    statistics, group_of = walk.statistics(index, names, input_grams=method.needs_input_gram)
+    if run.config.calibrates:
+        statistics, group_of = walk.statistics(index, names, input_grams=method.needs_input_gram)
+    else:
+        statistics, group_of = uncalibrated_statistics(names), named_groups(run, names)
     calibrated = _Calibrated(
         statistics=statistics,
         group_of={name: group_of[name] for name in names if name in group_of},

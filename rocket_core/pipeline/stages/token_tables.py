@@ -30,6 +30,7 @@ from rocket_core.models.token_tables import TokenTable
 from rocket_core.pipeline.block_walk import BlockWalk, loaded_surroundings, split_inputs
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import load_weight, naming_the_layer
+from rocket_core.pipeline.layer_prior import prior_weights, table_share, uncalibrated_statistics
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.compress import AchievedErrors, is_finished, output_energies, save
 from rocket_core.pipeline.stages.units import CompressionUnit
@@ -61,8 +62,8 @@ def profile_table(
     problem = _problem(run, work, table, statistics)
     with naming_the_layer(table.name):
         candidates = quantized.profile_choices(problem, SampledOutputs.of(problem), run.config.code_choices)
-    assert statistics.gram is not None
-    work.save_gram(table.name, statistics.gram.to(run.precision), quota=run.config.statistics_quota_bytes)
+    if statistics.gram is not None:
+        work.save_gram(table.name, statistics.gram.to(run.precision), quota=run.config.statistics_quota_bytes)
     d_in, d_out = problem.shape
     dense = Candidate(
         kind="dense",
@@ -132,6 +133,8 @@ def _statistics(
     run: Run, walk: BlockWalk, work: WorkFolder, table: TokenTable, inputs: CalibrationInputs
 ) -> GramStatistics | None:
     """Return the Gram matrix of all uses of a table; None if the model does not use it in a known way."""
+    if not run.config.calibrates:
+        return uncalibrated_statistics([table.name])[table.name]
     tokens = inputs.positions(run.positions)
     looked_up = None if table.embedding is None else _lookup_weights(run, work, table, inputs)
     if table.embedding is not None and looked_up is None:
@@ -203,7 +206,7 @@ def _head_weights(run: Run, work: WorkFolder, table: TokenTable) -> Float[Tensor
 
 def _problem(run: Run, work: WorkFolder, table: TokenTable, statistics: GramStatistics) -> LayerProblem:
     weight = load_weight(run, table.name)
-    weights = None
+    weights = None if run.config.calibrates else prior_weights(weight, table_share(table))
     if run.config.measures_sensitivities:
         if table.measured_head is None:
             weights = torch.full((weight.shape[1],), weight.shape[1] ** -0.5, dtype=torch.float64, device=run.device)

@@ -68,7 +68,7 @@ def check_export(
         kind: kind of the artifact.
         folder: its folder.
         layers: every compressible layer and table by name.
-        inputs: calibration samples, of which the first is run.
+        inputs: calibration samples, of which the first is run; without calibration, tensors are only read back.
         monitor: notified of every tensor, batch and layer.
 
     Raises:
@@ -79,7 +79,7 @@ def check_export(
     expected = _Expected(run=run, work=work, layers=layers, dtype=dtype, on_layer=monitor.pulse)
     with naming_faults(kind, discard=partial(work.new_export, kind)):
         check_weights(run, work, kind, folder, layers, monitor)
-        if kind in _RUN_HERE:
+        if kind in _RUN_HERE and run.config.calibrates:
             _run_sample(_opened(run, folder), expected, inputs, monitor)
 
 
