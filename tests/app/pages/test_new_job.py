@@ -89,6 +89,16 @@ def test_another_job_can_have_the_same_settings(submit, client, page, fields):
     assert first == second
 
 
+def test_a_job_without_calibration_is_asked_for_and_refused(submit, client, page):
+    made = submit(preset="instant", samples="256", target="bits", bits="6").headers["Location"]
+    [job] = client.get("/jobs").json()["data"]
+    assert (job["options"]["preset"], job["options"]["objective"], job["bits"]) == ("instant", "prior", 6)
+    text = page("GET", made).text
+    assert re.search(r">calibration</th><td>none</td>", text)
+    assert "measuring sensitivity" not in text
+    assert "reads no calibration data" in submit(preset="instant", samples="8", target="bits", bits="6").text
+
+
 def test_only_an_unreachable_ratio_is_answered_with_another(page):
     previews = {
         target: page("POST", "/ui/new/preview", data=FIELDS | {"target": target, target: value}).text

@@ -49,6 +49,17 @@ def count(context, owner="local"):
         return jobs.count_active_jobs(session, owner)
 
 
+def test_a_job_without_calibration_takes_no_tokens(context, allow):
+    allow("alice", calibration_tokens=1)
+    request = JobRequest(model_id="local/tiny", bits=6, options={"preset": "instant"})
+    assert request.datasets == ()
+    with context.database.snapshot() as session:
+        limits = quotas.find_limits(session, context.settings, "alice")
+    context.admission.admit("alice", request, limits)
+    with pytest.raises(OverQuotaError, match="calibration"):
+        context.admission.admit("alice", JobRequest(model_id="local/tiny", bits=6), limits)
+
+
 def test_settings_apply_where_a_tenant_has_no_quota(context, allow):
     allow("alice", stored_bytes=5, calibration_tokens=None)
     with context.database.snapshot() as session:

@@ -1,4 +1,4 @@
-"""What names tell of layers."""
+"""What the names of layers say about them."""
 
 from types import SimpleNamespace
 

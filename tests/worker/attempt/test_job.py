@@ -128,6 +128,15 @@ def test_a_successful_job_publishes_only_its_results(quick, attempt, published, 
     assert told[-2:] == ["exporting", "succeeded"]
 
 
+def test_a_job_without_calibration_succeeds(submit, model, attempt, published, messages):
+    job_id = submit(ratio=None, bits=6, options={"preset": "instant"})
+    assert attempt(job_id).status == "succeeded"
+    report = CompressionReport.model_validate_json(published(job_id)["report.json"])
+    assert report.bits_per_weight <= 6
+    assert report.calibration.samples == 0
+    assert "differentiating" not in messages(job_id)
+
+
 def test_each_stage_has_its_costs(configure, database, submit, model, claim, look, published):
     settings = configure(measure_energy=True)
     # Longer than the 0.05 s that the meter resolves, however fast the machine is.

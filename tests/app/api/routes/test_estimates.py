@@ -45,6 +45,16 @@ def test_an_estimate_depends_on_the_request(client):
     assert part["disk_bytes"] < whole["disk_bytes"]
 
 
+def test_without_calibration_nothing_is_read_and_less_is_needed(client, monkeypatch):
+    monkeypatch.setattr(estimate_module, "has_accelerator", lambda: False)
+    monkeypatch.setattr(estimate_module, "measure_speed", lambda: SPEED)
+    size = {"ratio": None, "bits": 6, "calibration": {}}
+    usual, instant = (estimate(client, **size, options={"preset": preset}) for preset in ("fast", "instant"))
+    assert instant["calibration_tokens"] == 0
+    assert instant["seconds"] < usual["seconds"]
+    assert instant["memory_bytes"] < usual["memory_bytes"]
+
+
 def test_an_evaluation_adds_disk_space_for_its_logits(client):
     plain = estimate(client)
     evaluated = estimate(client, evaluate={"samples": 10, "sequence_length": 16, "stride": 4})
