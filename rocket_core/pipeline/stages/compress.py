@@ -108,8 +108,9 @@ def compress_blocks(
                 monitor.step(parts[done], unit.names[0])
                 _compress_one(run, work, sizes.sized(unit), statistics, grams)
                 done += 1
-        # Not after each layer, as the next one would fetch the memory again.
-        return_freed_memory()
+        # Not after each layer, as the next one would fetch the memory again; nor where a block holds no more than that.
+        if run.config.calibrates:
+            return_freed_memory()
 
 
 def _compress_one(
