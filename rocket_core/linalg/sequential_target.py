@@ -1,5 +1,7 @@
 """Targets of layers whose inputs deviate from the dense model's, because the layers before them are compressed."""
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -22,44 +24,46 @@ def token_weights(outputs: Float[Tensor, "rows d_out"], mean_energy: float) -> F
     return energy / (energy + outputs.square().sum(dim=1))
 
 
-def part_way_target(
-    weight: Float[Tensor, "d_in d_out"],
+def compensation(
     gram: Float[Tensor, "d_in d_in"],
-    products: Float[Tensor, "d_in d_out"],
+    missing: Float[Tensor, "d_in d_out"],
     *,
     tokens: float | int,
     shrinkage: float,
-    step: float,
 ) -> Float[Tensor, "d_in d_out"]:
-    """Return a part of the way from a weight to the one that brings the compressed model closest to wanted outputs Y.
+    """Return the change of a weight that brings the compressed model closest to wanted outputs Y.
 
-    That one minimises ‖Y - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖² with G' = X'ᵀX' and a the strength of the shrinkage: if
-    the tokens are too few to determine it, it stays close to W. With weighted tokens, X and X' are multiplied by the
-    roots of their weights. Y is the dense model's output XW, or what has to be added to the residual stream of the
-    compressed model to give that of the dense one.
-
-    With the full step, a layer also fits the noise that earlier layers happen to produce in the calibration windows,
-    and answers deviating inputs with outputs that are too small. One half was chosen on training text alone:
-    stories260K at ratio 0.5, calibrated on two thirds of its training stories and measured on the last third, has 2.14,
-    1.82, 1.73, 1.75 and 1.87 times the dense perplexity after 0, 1/4, 1/2, 3/4 and all of the step; at 0.3 and 0.4 one
-    half is also best.
+    That is D with the least ‖Y - X'(W + D)‖² + a·Σ_i G'_ii ‖d_i‖², where G' = X'ᵀX' and a is the strength of the
+    shrinkage: if the tokens are too few to determine it, it stays small. With weighted tokens, X' and Y are multiplied
+    by the roots of their weights. Y is the dense model's output XW, or what has to be added to the residual stream of
+    the compressed model to give that of the dense one.
 
     Args:
-        weight: W, in float64.
         gram: G'.
-        products: X'ᵀY.
+        missing: X'ᵀ(Y - X'W), in float64.
         tokens: rows of X, or as many as count.
         shrinkage: pull towards the diagonal, [0, 1].
-        step: the part, [0, 1].
 
     Returns:
-        W + step · (W* - W), in float64.
+        D, in float64.
     """
     shrunk = shrunk_gram(gram, tokens, shrinkage)
-    pull = shrunk.diagonal() - gram.diagonal()
     mean = shrunk.diagonal().mean()
     # Inputs that never fire leave a zero on the diagonal; their weights are unchanged.
     floor = torch.where(shrunk.diagonal() > 0, 1e-10 * mean, torch.where(mean > 0, mean, 1.0))
     # In place: such matrices are the largest that a run holds.
     shrunk.diagonal().add_(floor)
-    return torch.lerp(weight, torch.linalg.solve(shrunk, products + (pull + floor)[:, None] * weight), step)
+    change: Tensor = torch.linalg.solve(shrunk, missing)
+    return change
+
+
+def least_squares_step(changes: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Float[Tensor, ""]:
+    """Return the part of changes D that errs least on tokens, Σ ⟨D, M⟩ / Σ ⟨D, G'D⟩; 0 if they change nothing there.
+
+    Args:
+        changes: D, the Gram matrix G' of the tokens, and what is missing on them, X'ᵀ(Y - X'W); at least one.
+    """
+    parts = list(changes)
+    along = torch.stack([(change * missing).sum() for change, _, missing in parts]).sum()
+    energy = torch.stack([(change * (gram @ change)).sum() for change, gram, _ in parts]).sum()
+    return torch.where(energy > 0, along / energy, 0.0)

@@ -28,14 +28,10 @@ _MOST_BYTES = 2**27
 
 def _with_average(sums: CrossSums, average: CrossSums) -> CrossSums:
     """Return sums and those of as many average tokens as their covariance has effective ranks."""
-    total = average.tokens
-    added = max(1, round(effective_rank(average.dense_gram / total)))
-    return CrossSums(
-        tokens=sums.tokens + added,
-        gram=sums.gram + added / total * average.gram,
-        cross=sums.cross + added / total * average.cross,
-        dense_gram=sums.dense_gram + added / total * average.dense_gram,
-    )
+    added = max(1, round(effective_rank(average.dense_gram / average.tokens)))
+    share = added / average.tokens
+    first, second = (half.plus(other, share) for half, other in zip(sums.halves, average.halves, strict=True))
+    return CrossSums(halves=(first, second), dense_gram=sums.dense_gram + share * average.dense_gram)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +118,7 @@ class ExpertSums:
         """Return a layer, and as many after it as can be summed up in the same pass within the memory for it."""
         after = self._layers[self._layers.index(layer) :]
         alike = [other for other in after if (other.module, other.is_last) == (layer.module, layer.is_last)]
-        matrices = 6 if layer.is_last else 3
+        matrices = 10 if layer.is_last else 5
         return alike[: max(1, _MOST_BYTES // (matrices * layer.d_in**2 * 8))]
 
     def _sum(self, layers: Sequence[ExpertLayer]) -> dict[str, CrossSums]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from rocket_core.models.called_lists import called_list_of, following_calls
 from rocket_core.models.residual_stream import ResidualStream, StreamState, find_residual_stream
@@ -63,11 +64,12 @@ class InputSums:
                 called_once = len(dense_calls) == 1
                 calls = self._compressed.inputs(name, batch, stop_at_first=called_once)
             rows, dense_rows = ([part.to(self._dtype) for part in found] for found in (calls, dense_calls))
-            for both in zip(rows, dense_rows, strict=True):
-                sums.add(*both)
+            deviations: list[Tensor | None] = [None] * len(rows)
             if states:
                 dense_state, state = (found.rows.to(self._dtype) for found in states)
-                sums.add_deviation(rows[0], dense_state - state)
+                deviations = [dense_state - state]
+            for added in zip(rows, dense_rows, deviations, strict=True):
+                sums.add(*added)
         return sums
 
     def _following_calls(self, experts: str | None) -> AbstractContextManager[None]:

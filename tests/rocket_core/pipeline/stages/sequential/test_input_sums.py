@@ -63,13 +63,13 @@ def test_sums_have_the_products_of_all_rows(sides):
     found = summed(sides)
     for name, sums in found.items():
         assert sums.tokens == len(rows[name])
-        torch.testing.assert_close(sums.gram, rows[name].T @ rows[name], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(sums.cross, rows[name].T @ dense_rows[name], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(sums.total.gram, rows[name].T @ rows[name], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(sums.total.cross, rows[name].T @ dense_rows[name], rtol=1e-4, atol=1e-4)
         if name in DEVIATING:
             deviation = rows[name].T @ (dense_streams[name] - streams[name])
-            torch.testing.assert_close(sums.deviation, deviation, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(sums.total.deviation, deviation, rtol=1e-4, atol=1e-4)
         else:
-            assert sums.deviation is None
+            assert sums.total.deviation is None
     assert all(not torch.equal(one, other) for one, other in zip(entered, sides[0].states.hidden, strict=True))
 
 
@@ -79,9 +79,9 @@ def test_equal_streams_do_not_deviate(sides):
     same.layers = {name: same.block.get_submodule(name) for name in LAYERS}
     found = summed((dense, same))
     for name in DEVIATING:
-        assert torch.equal(found[name].deviation, torch.zeros(len(found[name].gram), HIDDEN_SIZE).double())
+        assert torch.equal(found[name].total.deviation, torch.zeros(len(found[name].total.gram), HIDDEN_SIZE).double())
 
 
 @pytest.mark.parametrize("changes", [{"alone": False}, {"compensates": False}])
 def test_nothing_deviates_where_layers_may_not_compensate(sides, changes):
-    assert all(sums.deviation is None for sums in summed(sides, **changes).values())
+    assert all(sums.total.deviation is None for sums in summed(sides, **changes).values())
