@@ -16,6 +16,7 @@ from rocket_core.estimates.footprint import ModelShape, Workload
 from rocket_core.estimates.healing import HealingWork, healing_operations
 from rocket_core.estimates.operations import FLOAT32_BYTES, Operations, activation_passes, model_products
 from rocket_core.sizes.budget import Shape
+from rocket_core.sizes.target import ByLoss
 from rocket_core.system.machine_speed import MachineSpeed
 
 # Numbers of products and of passes over memory, as counted on a block with the shapes of Llama-3.2-1B; speeds of other
@@ -71,6 +72,8 @@ def why_uncounted(config: CompressionConfig) -> str | None:
     """Return why the operations of a compression are not known; None if they are."""
     if config.method != "rocket":
         return f"the operations of the method {config.method} are not counted"
+    if isinstance(config.target, ByLoss):
+        return f"how many sizes are tried until {config.target.measure} holds is not known"
     if config.quantizes:
         return why_codes_are_uncounted(config)
     if config.rounds_values:

@@ -14,6 +14,7 @@ from rocket_core.estimates.layer_footprint import (
     block_gram_bytes,
     held_out_tokens,
     solver_bytes,
+    sums_bytes,
     table_disk_bytes,
     table_memory_bytes,
     target_bytes,
@@ -199,8 +200,7 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         grams += held_out_tokens(work.tokens) * (3 * model.hidden_size + widest) * work.itemsize
     working = grams + max(solver, block + activations) + hidden
     if work.config.sequential:
-        # Two products of either half of the tokens, one of all, and the Gram matrix that is given to the method.
-        sums = 6 * max(d_in for d_in, _ in shapes) ** 2 * _FLOAT64
+        sums = sums_bytes(max(d_in for d_in, _ in shapes))
         layer = max(solver, *(target_bytes(shape) for shape in shapes))
         working = max(working, 2 * block + sums + max(layer, 2 * activations) + 6 * states * model.compute_itemsize)
     if work.config.refine:

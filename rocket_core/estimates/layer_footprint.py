@@ -87,6 +87,14 @@ def solver_bytes(shape: Shape, *, itemsize: int, input_grams: bool, rounds: bool
     return prepared + max(basis, candidate, splitting)
 
 
+def sums_bytes(d_in: int) -> int:
+    """Return the bytes of what sequential compression sums up for layers of so many inputs.
+
+    In float64: two products of either half of the tokens, one of all, and the Gram matrix that the method gets.
+    """
+    return 6 * d_in**2 * _FLOAT64
+
+
 def target_bytes(shape: Shape) -> int:
     """Return the bytes needed to find the target of a layer in sequential compression, without its sums.
 
