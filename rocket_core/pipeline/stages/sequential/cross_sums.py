@@ -72,14 +72,12 @@ class CrossSums:
 
     Attributes:
         weights: how much each token counts, in the order in which they are added; None if all count the same.
-        added: number of batches.
-        halves: the sums over X' of either half of the tokens: the first rows of a batch are added to one, the last ones
-            to the other, in turns.
+        halves: the sums over X' of the first and of the last half of the tokens. Windows that follow one another are
+            often of the same text: halves of every batch would tell less of other texts.
         dense_gram: XᵀX.
     """
 
     weights: Float[Tensor, " tokens"] | None = None
-    added: int = 0
     halves: tuple[HalfSums, HalfSums] = field(default_factory=lambda: (HalfSums(), HalfSums()))
     dense_gram: Tensor = field(default_factory=lambda: torch.zeros(()))
 
@@ -88,12 +86,15 @@ class CrossSums:
         rows: Float[Tensor, "rows d_in"],
         dense_rows: Float[Tensor, "rows d_in"],
         deviation: Float[Tensor, "rows d_out"] | None = None,
+        *,
+        first: float,
     ) -> None:
         """Add the rows of a batch.
 
         Args:
             rows: X'.
             dense_rows: X.
+            first: part of the rows that belongs to the first half of the tokens, [0, 1].
             deviation: S - S', what the residual stream of the compressed model lacks, for a layer whose output is added
                 to it.
         """
@@ -103,11 +104,11 @@ class CrossSums:
             roots = weights[:, None].sqrt().to(rows)
             rows, dense_rows = rows * roots, dense_rows * roots
             deviation = None if deviation is None else deviation * roots
-        middle = -(-len(rows) // 2)
-        for part, half in zip((slice(middle), slice(middle, None)), self.halves[:: (-1) ** self.added], strict=True):
-            parts = (None if whole is None else whole[part] for whole in (deviation, weights))
-            half.add(rows[part], dense_rows[part], *parts)
-        self.added += 1
+        middle = round(first * len(rows))
+        for part, half in zip((slice(middle), slice(middle, None)), self.halves, strict=True):
+            if len(rows[part]):
+                parts = (None if whole is None else whole[part] for whole in (deviation, weights))
+                half.add(rows[part], dense_rows[part], *parts)
         self.dense_gram = self.dense_gram + gram_matrix(dense_rows)
 
     @property
@@ -173,9 +174,11 @@ class WholeTextSums(CrossSums):
         rows: Float[Tensor, "rows d_in"],
         dense_rows: Float[Tensor, "rows d_in"],
         deviation: Float[Tensor, "rows d_out"] | None = None,
+        *,
+        first: float,
     ) -> None:
         """Add the rows of a batch."""
-        CrossSums.add(self, rows, dense_rows, deviation)
+        CrossSums.add(self, rows, dense_rows, deviation, first=first)
         weighted = rows * token_weights(dense_rows @ self.weight, self.mean_energy)[:, None]
         self.weighted_gram = self.weighted_gram + (weighted.mT @ rows).double()
         self.weighted_cross = self.weighted_cross + (weighted.mT @ dense_rows).double()

@@ -126,14 +126,15 @@ class ExpertSums:
         # What enters is the same for all experts.
         averaged = layers if layers[0].is_last else [] if layers[0].module in self._averages else layers[:1]
         averages = {layer.name: CrossSums() for layer in averaged}
-        for rows, dense_rows, routes in self._entering(layers[0].module):
+        for batch, (rows, dense_rows, routes) in enumerate(self._entering(layers[0].module)):
+            first = self._dense.part_of_first_half(batch)
             stride = max(1, len(rows) * self._dense.batches // SAMPLE_TOKENS) if layers[0].is_last else 1
             for layer in averaged:
-                averages[layer.name].add(*self._read(layer, rows[::stride], dense_rows[::stride]))
+                averages[layer.name].add(*self._read(layer, rows[::stride], dense_rows[::stride]), first=first)
             for layer in layers:
                 chosen = routes[layer.expert]
                 if len(chosen):
-                    own[layer.name].add(*self._read(layer, rows[chosen], dense_rows[chosen]))
+                    own[layer.name].add(*self._read(layer, rows[chosen], dense_rows[chosen]), first=first)
         if self._everywhere:
             return own
         if averaged and not layers[0].is_last:

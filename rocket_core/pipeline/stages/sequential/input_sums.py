@@ -69,7 +69,7 @@ class InputSums:
                 dense_state, state = (found.rows.to(self._dtype) for found in states)
                 deviations = [dense_state - state]
             for added in zip(rows, dense_rows, deviations, strict=True):
-                sums.add(*added)
+                sums.add(*added, first=self._dense.part_of_first_half(batch))
         return sums
 
     def _following_calls(self, experts: str | None) -> AbstractContextManager[None]:

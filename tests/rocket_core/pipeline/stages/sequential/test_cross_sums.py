@@ -13,7 +13,7 @@ def test_weighted_sums_are_those_of_weighted_rows():
     weights = torch.rand(30)
     sums = CrossSums(weights=weights)
     for begin, end in ((0, 12), (12, 30)):
-        sums.add(compressed[begin:end], dense[begin:end], lacking[begin:end])
+        sums.add(compressed[begin:end], dense[begin:end], lacking[begin:end], first=0.5)
 
     diagonal = weights.double().diag()
     compressed, dense, lacking = compressed.double(), dense.double(), lacking.double()
@@ -29,7 +29,7 @@ def test_the_gram_matrix_of_weighted_tokens_is_shrunk():
     # As many as 20 tokens count.
     weights = torch.cat([torch.full((20,), 2.5), torch.zeros(30)])
     sums = CrossSums(weights=weights)
-    sums.add(rows, rows)
+    sums.add(rows, rows, first=0.5)
     torch.testing.assert_close(sums.fitted_gram, shrunk_gram(sums.total.gram, 20, 0.5))
 
 
@@ -47,7 +47,7 @@ def test_tokens_of_weight_are_repaired():
 
     def missed(weights):
         sums = CrossSums(weights=weights)
-        sums.add(compressed, dense)
+        sums.add(compressed, dense, first=0.5)
         target = sums.target(weight, 0.0)
         return (dense[counting].double() @ weight - compressed[counting].double() @ target).norm()
 
@@ -57,8 +57,9 @@ def test_tokens_of_weight_are_repaired():
 def part_of_the_way(dense, compressed, weight, deviation=None):
     """Return the part by which the target of all rows, in two batches, is on the way to the least squares solution."""
     sums = CrossSums()
-    for rows in (slice(150), slice(150, None)):
-        sums.add(compressed[rows], dense[rows], None if deviation is None else deviation[rows])
+    middle = len(dense) // 2
+    for rows, first in ((slice(middle), 1.0), (slice(middle, None), 0.0)):
+        sums.add(compressed[rows], dense[rows], None if deviation is None else deviation[rows], first=first)
     wanted = dense.double() @ weight + (0 if deviation is None else deviation.double())
     way = torch.linalg.lstsq(compressed.double(), wanted).solution - weight
     change = sums.target(weight, 0.0) - weight
@@ -84,7 +85,6 @@ def test_the_step_is_that_of_the_other_half():
     dense, noise, weight = streams(tokens=60, d_in=6)
     deviation = 0.3 * dense[:, :5] + streams(seed=2, tokens=60, d_in=5)[1]
     compressed = dense + 0.3 * noise
-    # Both are of the only batch.
     halves = slice(30), slice(30, None)
     along = energy = 0.0
     for own, other in (halves, halves[::-1]):
@@ -96,12 +96,12 @@ def test_the_step_is_that_of_the_other_half():
     assert part_of_the_way(dense, compressed, weight, deviation) == pytest.approx(along / energy, rel=1e-3)
 
 
-def test_batches_are_halved_in_turns():
+def test_a_batch_may_belong_to_both_halves():
     rows = torch.arange(12.0)[:, None]
     sums = CrossSums()
-    for batch in rows.split([5, 4, 3]):
-        sums.add(batch, batch)
-    first, second = (torch.tensor(found)[:, None].double() for found in ([0, 1, 2, 7, 8, 9, 10.0], [3, 4, 5, 6, 11.0]))
+    for batch, first in zip(rows.split([5, 4, 3]), (1.0, 0.5, 0.0), strict=True):
+        sums.add(batch, batch, first=first)
+    first, second = rows[:7].double(), rows[7:].double()
     assert torch.equal(sums.halves[0].gram, first.T @ first)
     assert torch.equal(sums.halves[1].gram, second.T @ second)
     assert [half.tokens for half in sums.halves] == [7, 5]
@@ -110,5 +110,5 @@ def test_batches_are_halved_in_turns():
 def test_one_token_changes_nothing():
     dense, noise, weight = streams(tokens=1)
     sums = CrossSums()
-    sums.add(noise, dense)
+    sums.add(noise, dense, first=0.5)
     assert torch.equal(sums.target(weight, 0.05), weight)

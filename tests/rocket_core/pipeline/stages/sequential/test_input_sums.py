@@ -73,6 +73,16 @@ def test_sums_have_the_products_of_all_rows(sides):
     assert all(not torch.equal(one, other) for one, other in zip(entered, sides[0].states.hidden, strict=True))
 
 
+def test_halves_are_those_of_all_batches(sides):
+    dense = sides[0]
+    assert [dense.part_of_first_half(batch) for batch in range(dense.batches)] == [1.0, 0.0]
+    rows, _ = rows_and_streams(sides[1])
+    for name, sums in summed(sides).items():
+        half = len(rows[name]) // 2
+        for found, part in zip(sums.halves, (rows[name][:half], rows[name][half:]), strict=True):
+            torch.testing.assert_close(found.gram, part.T @ part, rtol=1e-4, atol=1e-4)
+
+
 def test_equal_streams_do_not_deviate(sides):
     dense = sides[0]
     same = BlockSide(copy.deepcopy(dense.block), 0, replace(dense.states, hidden=list(dense.states.hidden)), {})
