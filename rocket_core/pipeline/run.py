@@ -37,6 +37,7 @@ from rocket_core.pipeline.report_builder import (
 )
 from rocket_core.pipeline.requirements import check_needed, decoded_target
 from rocket_core.pipeline.run_coverage import coverage_of_run
+from rocket_core.pipeline.stages.accounting import account_for_tensors
 from rocket_core.pipeline.stages.download import open_original
 from rocket_core.pipeline.stages.evaluate import measure
 from rocket_core.pipeline.stages.export import export_reports, write_export
@@ -269,6 +270,7 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
         totals=totals_report(run, layers, exports),
         coverage=coverage_of_run(run),
         exports=exports,
+        tensors=account_for_tensors(run, work, run.config.evaluated_export, by_name),
         layers=layers,
         tables=tuple(layer.name for layer in found.decided[found.profiled :]),
         skipped=run.skipped | found.skipped,

@@ -15,6 +15,7 @@ from rocket_core.report.healing import HealingReport
 from rocket_core.report.loss_rounds import LossRound
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.speed import SpeedReport
+from rocket_core.report.tensor_groups import TensorGroup
 from rocket_core.report.verdict import Verdict
 from rocket_core.schema import FrozenModel
 from rocket_core.sizes.block_types import BlockType
@@ -290,6 +291,8 @@ class CompressionReport(FrozenModel):
     """how much of the model was selected; None in reports from before this field existed."""
     exports: tuple[ExportReport, ...]
     """artifacts written."""
+    tensors: tuple[TensorGroup, ...] = ()
+    """what became of every tensor of the original in the artifact that the engine reads; empty in older reports."""
     layers: tuple[LayerReport, ...]
     """one entry per compressible layer, in model order; then those of `tables`."""
     tables: tuple[str, ...] = ()
