@@ -9,8 +9,8 @@ from torch import Tensor
 from rocket_core.linalg.whitening import shrunk_gram
 
 
-def token_weights(outputs: Float[Tensor, "rows d_out"], mean_energy: float) -> Float[Tensor, " rows"]:
-    """Return how much the error of each token counts: 1 / (1 + ‖y‖² / m), y its output and m the mean of ‖y‖².
+def token_weights(outputs: Float[Tensor, "rows d_out"], usual: Float[Tensor, ""] | float) -> Float[Tensor, " rows"]:
+    """Return how much the error of each token counts: 1 / (1 + ‖y‖² / m), y its output and m a usual ‖y‖².
 
     In many models one token of each window, mostly the first, has outputs some hundred times as large as those of the
     others. The norm that follows removes their size, so that errors of that token matter relative to it; counted as
@@ -18,9 +18,9 @@ def token_weights(outputs: Float[Tensor, "rows d_out"], mean_energy: float) -> F
 
     Args:
         outputs: Y.
-        mean_energy: m; may be 0 if all outputs are.
+        usual: m; may be 0 if all outputs are.
     """
-    energy = max(mean_energy, torch.finfo(outputs.dtype).tiny)
+    energy = torch.as_tensor(usual).to(outputs).clamp_min(torch.finfo(outputs.dtype).tiny)
     return energy / (energy + outputs.square().sum(dim=1))
 
 

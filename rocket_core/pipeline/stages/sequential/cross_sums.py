@@ -88,6 +88,7 @@ class CrossSums:
         deviation: Float[Tensor, "rows d_out"] | None = None,
         *,
         first: float,
+        counts: Float[Tensor, " rows"] | None = None,
     ) -> None:
         """Add the rows of a batch.
 
@@ -95,12 +96,15 @@ class CrossSums:
             rows: X'.
             dense_rows: X.
             first: part of the rows that belongs to the first half of the tokens, [0, 1].
+            counts: how much the error of each row counts, in addition to `weights`; None if all count the same.
             deviation: S - S', what the residual stream of the compressed model lacks, for a layer whose output is added
                 to it.
         """
-        weights = None
+        weights = counts
         if self.weights is not None:
-            weights = self.weights[self.tokens : self.tokens + len(rows)]
+            weights = self.weights[self.tokens : self.tokens + len(rows)].to(rows)
+            weights = weights if counts is None else weights * counts
+        if weights is not None:
             roots = weights[:, None].sqrt().to(rows)
             rows, dense_rows = rows * roots, dense_rows * roots
             deviation = None if deviation is None else deviation * roots
@@ -144,8 +148,8 @@ class CrossSums:
     @property
     def fitted_gram(self) -> Float[Tensor, "d_in d_in"]:
         """The Gram matrix under which the target is approximated."""
-        gram = self.total.gram
-        return gram if self.weights is None else shrunk_for_weights(gram, self.weights)
+        total = self.total
+        return shrunk_for_weights(total.gram, torch.cat(list(total.weights))) if total.weights else total.gram
 
 
 @dataclass(kw_only=True, slots=True)
@@ -176,9 +180,10 @@ class WholeTextSums(CrossSums):
         deviation: Float[Tensor, "rows d_out"] | None = None,
         *,
         first: float,
+        counts: Float[Tensor, " rows"] | None = None,
     ) -> None:
         """Add the rows of a batch."""
-        CrossSums.add(self, rows, dense_rows, deviation, first=first)
+        CrossSums.add(self, rows, dense_rows, deviation, first=first, counts=counts)
         weighted = rows * token_weights(dense_rows @ self.weight, self.mean_energy)[:, None]
         self.weighted_gram = self.weighted_gram + (weighted.mT @ rows).double()
         self.weighted_cross = self.weighted_cross + (weighted.mT @ dense_rows).double()

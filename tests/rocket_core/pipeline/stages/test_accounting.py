@@ -42,7 +42,12 @@ def general(name):
     ("family", "changes"),
     sweep(
         [("llama", {}), ("granitemoe", {}), ("llama", {"engine": "vllm", "dtype": "bfloat16"})],
-        soak=[("gpt2", {}), ("bert", {}), ("llama", {"export": ("dense",)}), ("llama", {"engine": "mlx", "dtype": "bfloat16"})],
+        soak=[
+            ("gpt2", {}),
+            ("bert", {}),
+            ("llama", {"export": ("dense",)}),
+            ("llama", {"engine": "mlx", "dtype": "bfloat16"}),
+        ],
     ),
 )
 def test_tensors_and_bytes_are_those_of_both_files(source, settings, tmp_path, family, changes):
