@@ -16,7 +16,7 @@ _MOST_GROWTH = 8.0
 # Between measured and predicted loss, a larger power or a smaller root is noise.
 _MOST_POWER = 2.0
 # After so many rounds that all missed the bound, the least loss is tried; after so many in all, the search ends.
-_MISSED_ROUNDS, _MOST_ROUNDS = 3, 8
+_MISSED_ROUNDS, MOST_ROUNDS = 3, 8
 # Part of the file that one more round has to save.
 _LEAST_SAVING = 0.01
 
@@ -65,7 +65,7 @@ def next_step(rounds: Sequence[LossRound], target: ByLoss, allocate: Callable[[f
     result = LossStep(sought=best.sought, allocation=allocate(best.sought), is_result=True)
     saved = result.allocation.kept - step.allocation.kept
     is_close = saved <= _LEAST_SAVING * best.stored_bytes
-    return result if is_tried or is_close or len(rounds) >= _MOST_ROUNDS else step
+    return result if is_tried or is_close or len(rounds) >= MOST_ROUNDS else step
 
 
 def next_loss(rounds: Sequence[LossRound], bound: float) -> float:

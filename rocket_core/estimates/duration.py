@@ -46,9 +46,9 @@ _TRIED_NUMBERS = 2e7
 _FOLLOWING_PASSES = 3.6
 # Matrices of sums for each input; of texts that are read in both directions.
 _SUMS, _WHOLE_TEXT_SUMS = 2, 5
-# Products and solutions in float64 for a target and its error, and operations in float32 that take as long as one in
-# float64: of a product, and of a solution by LAPACK.
-_TARGET_PRODUCTS, _TARGET_SOLUTIONS, _DOUBLE, _SOLVED_DOUBLE = 7, 3, 2.0, 2.5
+# Products in float64 for a target and its error, and operations in float32 that take as long as one in float64: of a
+# product, and of a solution by LAPACK.
+_TARGET_PRODUCTS, _DOUBLE, _SOLVED_DOUBLE = 3, 2.0, 2.5
 # Shared dictionaries whose errors may win, as sweeps improve them: products, and passes over the weight, to search for
 # them at all ratios. That is so for layers that together have at least so many outputs for each input.
 _SEARCH_PRODUCTS, _SEARCH_PASSES, _LEAST_OUTPUTS = 80, 4700, 2
@@ -155,7 +155,7 @@ def _following(model: ModelShape, index: int, work: Workload) -> Operations:
     block, tokens = model.layers[index], work.tokens * model.active_part
     sums = (_SUMS if model.predicts else _WHOLE_TEXT_SUMS) * 2 * _gram_numbers(block) * tokens
     targets = sum(_TARGET_PRODUCTS * _DOUBLE * 2 * d_in**2 * d_out for d_in, d_out in block)
-    solved = sum(_TARGET_SOLUTIONS * _SOLVED_DOUBLE * (2 / 3 * d_in**3 + 2 * d_in**2 * d_out) for d_in, d_out in block)
+    solved = sum(_SOLVED_DOUBLE * (2 / 3 * d_in**3 + 2 * d_in**2 * d_out) for d_in, d_out in block)
     forward = _passing(model, index, work, sums=False)
     found = forward.times(_FOLLOWING_PASSES) + Operations(products=sums + targets + solved)
     return found + _refining(model, index, work.tokens) if work.config.refine else found

@@ -14,7 +14,6 @@ from rocket_core.estimates.layer_footprint import (
     block_gram_bytes,
     held_out_tokens,
     solver_bytes,
-    sums_bytes,
     table_disk_bytes,
     table_memory_bytes,
     target_bytes,
@@ -174,7 +173,7 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     with either the largest of them as stored, while it is read, or logits and what is computed of them; one block's
     weights, Gram matrices and the activations of one batch; these Gram matrices and the memory needed to solve the
     largest layer. Sequential compression holds the hidden states of two models and as many outputs of parts of their
-    blocks, two copies of a block, and six Gram matrices at a time; refinement then several more copies of a block, and
+    blocks, two copies of a block, and two Gram matrices at a time; refinement then several more copies of a block, and
     what a backward pass of it reads. A tower is walked first, with its own states. Where embedding and head may be
     quantized, everything outside the blocks counts as theirs. Disk is the sum of the cached statistics (or of the
     hidden states that sensitivities are measured on, which precede them, if larger), of the factors, and of the
@@ -202,7 +201,7 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         grams += held_out_tokens(work.tokens) * (3 * model.hidden_size + widest) * work.itemsize
     working = grams + max(solver, block + activations) + hidden
     if work.config.sequential:
-        sums = sums_bytes(max(d_in for d_in, _ in shapes))
+        sums = 3 * max(d_in for d_in, _ in shapes) ** 2 * _FLOAT64
         layer = max(solver, *(target_bytes(shape) for shape in shapes))
         working = max(working, 2 * block + sums + max(layer, 2 * activations) + 6 * states * model.compute_itemsize)
     if work.config.refine:

@@ -87,25 +87,16 @@ def solver_bytes(shape: Shape, *, itemsize: int, input_grams: bool, rounds: bool
     return prepared + max(basis, candidate, splitting)
 
 
-def sums_bytes(d_in: int) -> int:
-    """Return the bytes of what sequential compression sums up for layers of so many inputs.
-
-    In float64: two products of either half of the tokens, one of all, and the Gram matrix that the method gets.
-    """
-    return 6 * d_in**2 * _FLOAT64
-
-
 def target_bytes(shape: Shape) -> int:
     """Return the bytes needed to find the target of a layer in sequential compression, without its sums.
 
-    In float64: sums over all tokens, the shrunk Gram matrix and its factor; weight, what is missing, right side,
-    solution and target.
+    In float64: the shrunk Gram matrix and its factor; weight, products, right side, solution and target.
 
     Args:
         shape: `(d_in, d_out)`.
     """
     d_in, d_out = shape
-    return (4 * d_in**2 + 5 * d_in * d_out) * _FLOAT64
+    return (2 * d_in**2 + 5 * d_in * d_out) * _FLOAT64
 
 
 def table_memory_bytes(parameters: int, hidden_size: int, *, compute_itemsize: int, itemsize: int) -> int:

@@ -58,12 +58,23 @@ class ChosenLayers:
     skipped: dict[str, str]
 
 
-def compress_chosen(prepared: PreparedRun, target: Target, allocation: Allocation, profiled: Profiled) -> ChosenLayers:
-    """Leave all layers that an allocation chooses in the work folder, as compressed."""
+def compress_chosen(
+    prepared: PreparedRun, target: Target, allocation: Allocation, profiled: Profiled, *, is_result: bool = True
+) -> ChosenLayers:
+    """Leave all layers that an allocation chooses in the work folder, as compressed.
+
+    Args:
+        prepared: the run.
+        target: what the allocation is for.
+        allocation: the choice.
+        profiled: the profiled layers.
+        is_result: whether the observer is told, which knows one allocation of a run.
+    """
     run, work, monitor = prepared.run, prepared.work, prepared.monitor
     decided = profiled.profile.layers_for(target)
     selected = chosen(decided, allocation, itemsize=run.dtype.itemsize)
-    monitor.observer.on_allocation([(profile.name, candidate) for profile, candidate in selected])
+    if is_result:
+        monitor.observer.on_allocation([(profile.name, candidate) for profile, candidate in selected])
     with monitor.stage("factorizing"), fast_products():
         units = compress_tables(run, prepared.calibration, work, group_units(selected), monitor)
         left = unallocated_bytes(run, allocation, selected)
@@ -100,7 +111,7 @@ def compress_within_loss(prepared: PreparedRun, target: ByLoss, profiled: Profil
             step = next_step(rounds, target, predictor.within_loss)
             if before != step.allocation:
                 begin_round(work, step.allocation, _changed(prepared, profiled, before, step.allocation))
-        found = compress_chosen(prepared, target, step.allocation, profiled)
+        found = compress_chosen(prepared, target, step.allocation, profiled, is_result=step.is_result)
         if step.is_result:
             return found
         save_round(work, _measured(prepared, target, found, step.sought))

@@ -47,10 +47,6 @@ class BlockSide:
         """Number of batches."""
         return len(self.states.hidden)
 
-    def part_of_first_half(self, batch: int) -> float:
-        """Return the part of a batch that belongs to the first half of all batches."""
-        return min(max(self.batches / 2 - batch, 0.0), 1.0)
-
     def step(self, batch: int) -> None:
         """Pass a batch through the block, and keep the result."""
         with self._finished.passing(batch, self.states.hidden[batch]):

@@ -303,8 +303,7 @@ def _achieved(
     """
     stored = approximation(factors, torch.float64)
     energies = (weight * (sums.dense_gram @ weight)).sum(dim=0)
-    total = sums.total
-    common = (stored * (total.cross @ weight)).sum(dim=0)
-    errors = energies - 2 * common + (stored * (total.gram @ stored)).sum(dim=0)
+    common = (stored * (sums.cross @ weight)).sum(dim=0)
+    errors = energies - 2 * common + (stored * (sums.gram @ stored)).sum(dim=0)
     scale = 1.0 if problem.output_weights is None else problem.output_weights.double().square()
     return AchievedErrors(errors=(errors * scale).cpu(), energies=(energies * scale).cpu())

@@ -1,69 +1,17 @@
 """Sums over what layers read in the dense and in the compressed model, and the targets that follow from them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.linalg.sequential_target import compensation, least_squares_step, token_weights
+from rocket_core.linalg.sequential_target import part_way_target, token_weights
 from rocket_core.linalg.whitening import WEIGHTED_SHRINKAGE, gram_matrix, shrunk_for_weights, tokens_that_count
 
-# Part of the way from a weight to the one that compensates for earlier errors. The step that is best for tokens that it
-# was not fitted to is still too long for other texts, since the layers before were fitted to all tokens. KL with that
-# step, with at most 0.6 of the way, with half of the way for all layers, and without any: SmolLM2 at 80 MB 0.0347,
-# 0.0347, 0.0392, 0.0350; tiny-llama at 3 bits 0.0133, 0.0135, 0.0138, 0.0161; stories260K at ratio 0.5 0.486, 0.472,
-# 0.471, 0.677, at 0.3 0.0475, 0.0471, 0.0484, 0.0634.
-_LONGEST_STEP = 0.6
+# Part of the way from a weight to the target that compensates for earlier errors; see `part_way_target`.
+_STEP = 0.5
 _STEP_IN_WHOLE_TEXTS = 0.25
-
-
-@dataclass(kw_only=True, slots=True)
-class HalfSums:
-    """Running sums over one half of the tokens, in float64. Attributes are as in `CrossSums`."""
-
-    weights: Sequence[Float[Tensor, " tokens"]] = ()
-    tokens: float = 0
-    gram: Tensor = field(default_factory=lambda: torch.zeros(()))
-    cross: Tensor = field(default_factory=lambda: torch.zeros(()))
-    deviation: Tensor | None = None
-
-    def add(self, rows: Tensor, dense_rows: Tensor, deviation: Tensor | None, weights: Tensor | None) -> None:
-        """Add rows, of which those of both models are already multiplied by the roots of their weights."""
-        if weights is not None:
-            self.weights = (*self.weights, weights)
-        self.tokens += len(rows)
-        self.gram = self.gram + gram_matrix(rows)
-        self.cross = self.cross + (rows.mT @ dense_rows).double()
-        if deviation is not None:
-            product = (rows.mT @ deviation).double()
-            self.deviation = product if self.deviation is None else self.deviation + product
-
-    def plus(self, other: "HalfSums", share: float = 1.0) -> "HalfSums":
-        """Return these sums and a share of others."""
-        deviation = self.deviation
-        if deviation is not None and other.deviation is not None:
-            deviation = deviation + share * other.deviation
-        return HalfSums(
-            weights=(*self.weights, *other.weights),
-            tokens=self.tokens + share * other.tokens,
-            gram=self.gram + share * other.gram,
-            cross=self.cross + share * other.cross,
-            deviation=deviation,
-        )
-
-    def missing(self, weight: Float[Tensor, "d_in d_out"]) -> Float[Tensor, "d_in d_out"]:
-        """Return X'ᵀ(Y - X'W), with Y the outputs XW of the dense layer, or S - S' + XW."""
-        missing = (self.cross - self.gram) @ weight
-        return missing if self.deviation is None else missing + self.deviation
-
-    def compensation(self, weight: Float[Tensor, "d_in d_out"], shrinkage: float) -> Float[Tensor, "d_in d_out"]:
-        """Return the change of a weight that gives what is missing, as far as the tokens determine it."""
-        tokens = self.tokens
-        if self.weights:
-            tokens, shrinkage = tokens_that_count(torch.cat(list(self.weights))), WEIGHTED_SHRINKAGE
-        return compensation(self.gram, self.missing(weight), tokens=tokens, shrinkage=shrinkage)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,84 +20,52 @@ class CrossSums:
 
     Attributes:
         weights: how much each token counts, in the order in which they are added; None if all count the same.
-        halves: the sums over X' of the first and of the last half of the tokens. Windows that follow one another are
-            often of the same text: halves of every batch would tell less of other texts.
+        tokens: number of rows.
+        gram: X'ᵀX'.
+        cross: X'ᵀX.
         dense_gram: XᵀX.
+        deviation: X'ᵀ(S - S'), with S and S' the residual streams that the layer's output is added to, in the dense and
+            in the compressed model; None for a layer whose output is added to none.
     """
 
     weights: Float[Tensor, " tokens"] | None = None
-    halves: tuple[HalfSums, HalfSums] = field(default_factory=lambda: (HalfSums(), HalfSums()))
+    tokens: int = 0
+    gram: Tensor = field(default_factory=lambda: torch.zeros(()))
+    cross: Tensor = field(default_factory=lambda: torch.zeros(()))
     dense_gram: Tensor = field(default_factory=lambda: torch.zeros(()))
+    deviation: Tensor | None = None
 
-    def add(
-        self,
-        rows: Float[Tensor, "rows d_in"],
-        dense_rows: Float[Tensor, "rows d_in"],
-        deviation: Float[Tensor, "rows d_out"] | None = None,
-        *,
-        first: float,
-        counts: Float[Tensor, " rows"] | None = None,
-    ) -> None:
-        """Add the rows of a batch.
-
-        Args:
-            rows: X'.
-            dense_rows: X.
-            first: part of the rows that belongs to the first half of the tokens, [0, 1].
-            counts: how much the error of each row counts, in addition to `weights`; None if all count the same.
-            deviation: S - S', what the residual stream of the compressed model lacks, for a layer whose output is added
-                to it.
-        """
-        weights = counts
+    def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
+        """Add the rows of a batch."""
         if self.weights is not None:
-            weights = self.weights[self.tokens : self.tokens + len(rows)].to(rows)
-            weights = weights if counts is None else weights * counts
-        if weights is not None:
-            roots = weights[:, None].sqrt().to(rows)
+            roots = self.weights[self.tokens : self.tokens + len(rows), None].sqrt().to(rows)
             rows, dense_rows = rows * roots, dense_rows * roots
-            deviation = None if deviation is None else deviation * roots
-        middle = round(first * len(rows))
-        for part, half in zip((slice(middle), slice(middle, None)), self.halves, strict=True):
-            if len(rows[part]):
-                parts = (None if whole is None else whole[part] for whole in (deviation, weights))
-                half.add(rows[part], dense_rows[part], *parts)
+        self.tokens += rows.shape[0]
+        self.gram = self.gram + gram_matrix(rows)
+        self.cross = self.cross + (rows.mT @ dense_rows).double()
         self.dense_gram = self.dense_gram + gram_matrix(dense_rows)
 
-    @property
-    def tokens(self) -> int:
-        """Number of rows."""
-        return round(sum(half.tokens for half in self.halves))
-
-    @property
-    def total(self) -> HalfSums:
-        """X'ᵀX', X'ᵀX, and X'ᵀ(S - S') for a layer whose output is added to a residual stream, over all tokens."""
-        first, second = self.halves
-        return first.plus(second)
+    def add_deviation(self, rows: Float[Tensor, "rows d_in"], deviation: Float[Tensor, "rows d_out"]) -> None:
+        """Add what the residual stream of the compressed model lacks, for the rows that were added last."""
+        if self.weights is not None:
+            rows = rows * self.weights[self.tokens - len(rows) : self.tokens, None].to(rows)
+        product = (rows.mT @ deviation).double()
+        self.deviation = product if self.deviation is None else self.deviation + product
 
     def target(self, weight: Float[Tensor, "d_in d_out"], shrinkage: float) -> Float[Tensor, "d_in d_out"]:
-        """Return what a layer is compressed towards, in float64: a part of the way to XW, or to S - S' + XW.
-
-        With all of the way, a layer also fits the noise that earlier layers happen to produce in the calibration
-        windows, and answers deviating inputs with outputs that are too small. The part is the one that errs least on
-        the half of the tokens that a change was not fitted to, whichever half that is; see `_LONGEST_STEP`.
-        """
-        if not all(half.tokens for half in self.halves):
-            return weight
-        return weight + self._step(weight, shrinkage) * self.total.compensation(weight, shrinkage)
-
-    def _step(self, weight: Float[Tensor, "d_in d_out"], shrinkage: float) -> Float[Tensor, ""]:
-        changes = [half.compensation(weight, shrinkage) for half in self.halves]
-        others = reversed(self.halves)
-        step = least_squares_step(
-            (change, other.gram, other.missing(weight)) for change, other in zip(changes, others, strict=True)
-        )
-        return step.clamp(0, _LONGEST_STEP)
+        """Return what a layer is compressed towards, in float64: half of the way to XW, or to S - S' + XW."""
+        products = self.cross @ weight
+        if self.deviation is not None:
+            products = products + self.deviation
+        tokens: float = self.tokens
+        if self.weights is not None:
+            tokens, shrinkage = tokens_that_count(self.weights), WEIGHTED_SHRINKAGE
+        return part_way_target(weight, self.gram, products, tokens=tokens, shrinkage=shrinkage, step=_STEP)
 
     @property
     def fitted_gram(self) -> Float[Tensor, "d_in d_in"]:
         """The Gram matrix under which the target is approximated."""
-        total = self.total
-        return shrunk_for_weights(total.gram, torch.cat(list(total.weights))) if total.weights else total.gram
+        return self.gram if self.weights is None else shrunk_for_weights(self.gram, self.weights)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -173,26 +89,17 @@ class WholeTextSums(CrossSums):
     weighted_gram: Tensor = field(default_factory=lambda: torch.zeros(()))
     weighted_cross: Tensor = field(default_factory=lambda: torch.zeros(()))
 
-    def add(
-        self,
-        rows: Float[Tensor, "rows d_in"],
-        dense_rows: Float[Tensor, "rows d_in"],
-        deviation: Float[Tensor, "rows d_out"] | None = None,
-        *,
-        first: float,
-        counts: Float[Tensor, " rows"] | None = None,
-    ) -> None:
+    def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
         """Add the rows of a batch."""
-        CrossSums.add(self, rows, dense_rows, deviation, first=first, counts=counts)
+        CrossSums.add(self, rows, dense_rows)
         weighted = rows * token_weights(dense_rows @ self.weight, self.mean_energy)[:, None]
         self.weighted_gram = self.weighted_gram + (weighted.mT @ rows).double()
         self.weighted_cross = self.weighted_cross + (weighted.mT @ dense_rows).double()
 
     def target(self, weight: Float[Tensor, "d_in d_out"], shrinkage: float) -> Float[Tensor, "d_in d_out"]:
         """Return what a layer is compressed towards, in float64."""
-        missing = (self.weighted_cross - self.weighted_gram) @ weight
-        change = compensation(self.weighted_gram, missing, tokens=self.tokens, shrinkage=shrinkage)
-        return weight + _STEP_IN_WHOLE_TEXTS * change
+        sums = self.weighted_gram, self.weighted_cross @ weight
+        return part_way_target(weight, *sums, tokens=self.tokens, shrinkage=shrinkage, step=_STEP_IN_WHOLE_TEXTS)
 
     @property
     def fitted_gram(self) -> Float[Tensor, "d_in d_in"]:

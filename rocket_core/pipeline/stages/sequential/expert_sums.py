@@ -28,10 +28,14 @@ _MOST_BYTES = 2**27
 
 def _with_average(sums: CrossSums, average: CrossSums) -> CrossSums:
     """Return sums and those of as many average tokens as their covariance has effective ranks."""
-    added = max(1, round(effective_rank(average.dense_gram / average.tokens)))
-    share = added / average.tokens
-    first, second = (half.plus(other, share) for half, other in zip(sums.halves, average.halves, strict=True))
-    return CrossSums(halves=(first, second), dense_gram=sums.dense_gram + share * average.dense_gram)
+    total = average.tokens
+    added = max(1, round(effective_rank(average.dense_gram / total)))
+    return CrossSums(
+        tokens=sums.tokens + added,
+        gram=sums.gram + added / total * average.gram,
+        cross=sums.cross + added / total * average.cross,
+        dense_gram=sums.dense_gram + added / total * average.dense_gram,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +122,7 @@ class ExpertSums:
         """Return a layer, and as many after it as can be summed up in the same pass within the memory for it."""
         after = self._layers[self._layers.index(layer) :]
         alike = [other for other in after if (other.module, other.is_last) == (layer.module, layer.is_last)]
-        matrices = 10 if layer.is_last else 5
+        matrices = 6 if layer.is_last else 3
         return alike[: max(1, _MOST_BYTES // (matrices * layer.d_in**2 * 8))]
 
     def _sum(self, layers: Sequence[ExpertLayer]) -> dict[str, CrossSums]:
@@ -126,15 +130,14 @@ class ExpertSums:
         # What enters is the same for all experts.
         averaged = layers if layers[0].is_last else [] if layers[0].module in self._averages else layers[:1]
         averages = {layer.name: CrossSums() for layer in averaged}
-        for batch, (rows, dense_rows, routes) in enumerate(self._entering(layers[0].module)):
-            first = self._dense.part_of_first_half(batch)
+        for rows, dense_rows, routes in self._entering(layers[0].module):
             stride = max(1, len(rows) * self._dense.batches // SAMPLE_TOKENS) if layers[0].is_last else 1
             for layer in averaged:
-                averages[layer.name].add(*self._read(layer, rows[::stride], dense_rows[::stride]), first=first)
+                averages[layer.name].add(*self._read(layer, rows[::stride], dense_rows[::stride]))
             for layer in layers:
                 chosen = routes[layer.expert]
                 if len(chosen):
-                    own[layer.name].add(*self._read(layer, rows[chosen], dense_rows[chosen]), first=first)
+                    own[layer.name].add(*self._read(layer, rows[chosen], dense_rows[chosen]))
         if self._everywhere:
             return own
         if averaged and not layers[0].is_last:

@@ -9,10 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
-from rocket_core.linalg.sequential_target import token_weights
-from rocket_core.models.architecture import oriented_weight
 from rocket_core.models.called_lists import called_list_of, following_calls
 from rocket_core.models.residual_stream import ResidualStream, StreamState, find_residual_stream
 from rocket_core.pipeline.stages.sequential.block_side import BlockSide
@@ -66,26 +63,12 @@ class InputSums:
                 called_once = len(dense_calls) == 1
                 calls = self._compressed.inputs(name, batch, stop_at_first=called_once)
             rows, dense_rows = ([part.to(self._dtype) for part in found] for found in (calls, dense_calls))
-            first = self._dense.part_of_first_half(batch)
+            for both in zip(rows, dense_rows, strict=True):
+                sums.add(*both)
             if states:
                 dense_state, state = (found.rows.to(self._dtype) for found in states)
-                counts = self._counts(name, dense_state, dense_rows[0])
-                sums.add(rows[0], dense_rows[0], dense_state - state, first=first, counts=counts)
-            else:
-                for both in zip(rows, dense_rows, strict=True):
-                    sums.add(*both, first=first)
+                sums.add_deviation(rows[0], dense_state - state)
         return sums
-
-    def _counts(self, name: str, state: Tensor, rows: Tensor) -> Tensor:
-        """Return how much the error of each token in the residual stream counts, relative to what it is there.
-
-        Args:
-            name: the layer.
-            state: the stream of the dense model before the layer.
-            rows: what the layer reads in it.
-        """
-        stream = state + rows @ oriented_weight(self._dense.layers[name]).to(rows)
-        return token_weights(stream, stream.square().sum(dim=1).median())
 
     def _following_calls(self, experts: str | None) -> AbstractContextManager[None]:
         """Let experts that are plain layers read, in the compressed model, what the dense model routes to them.

@@ -84,8 +84,8 @@ def test_sums_are_those_of_the_tokens_that_the_dense_model_sends(sides, everywhe
         gram, cross, tokens = explicit(sides, layer.expert, is_last=layer.is_last, everywhere=everywhere)
         sums = found[layer.name]
         assert sums.tokens == tokens
-        torch.testing.assert_close(sums.total.gram, gram, rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(sums.total.cross, cross, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(sums.gram, gram, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(sums.cross, cross, rtol=1e-3, atol=1e-4)
 
 
 def test_sums_do_not_depend_on_how_many_fit_into_memory(sides, monkeypatch):
@@ -93,8 +93,8 @@ def test_sums_do_not_depend_on_how_many_fit_into_memory(sides, monkeypatch):
     monkeypatch.setattr(expert_sums, "_MOST_BYTES", 1)
     after = of_all(sides)
     for name, sums in before.items():
-        assert torch.equal(sums.total.gram, after[name].total.gram)
-        assert torch.equal(sums.total.cross, after[name].total.cross)
+        assert torch.equal(sums.gram, after[name].gram)
+        assert torch.equal(sums.cross, after[name].cross)
 
 
 def test_an_expert_without_tokens_reads_the_average(sides, monkeypatch):
@@ -109,4 +109,4 @@ def test_an_expert_without_tokens_reads_the_average(sides, monkeypatch):
     states, others, _ = read(sides)
     sums = of_all(sides)[f"{PREFIX}mlp.experts.2.gate_proj"]
     average = sums.tokens / len(states) * others.T @ others
-    torch.testing.assert_close(sums.total.gram, average, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(sums.gram, average, rtol=1e-3, atol=1e-4)

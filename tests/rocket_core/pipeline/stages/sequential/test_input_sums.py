@@ -57,41 +57,20 @@ def rows_and_streams(side):
     return rows, {"self_attn.o_proj": entering, "mlp.down_proj": rows["norm"]}
 
 
-@torch.no_grad()
-def roots_of_counts(side, name, rows, stream):
-    """Return the roots of how much each row counts: relative to the stream after the layer, batch by batch."""
-    energies = (stream + rows @ side.layers[name].weight.double().T).square().sum(dim=1).chunk(side.batches)
-    return torch.cat([(found.median() / (found.median() + found)).sqrt() for found in energies])[:, None]
-
-
 def test_sums_have_the_products_of_all_rows(sides):
     (dense_rows, dense_streams), (rows, streams) = (rows_and_streams(side) for side in sides)
     entered = list(sides[0].states.hidden)
     found = summed(sides)
     for name, sums in found.items():
         assert sums.tokens == len(rows[name])
-        if name in DEVIATING:
-            roots = roots_of_counts(sides[0], name, dense_rows[name], dense_streams[name])
-            for found in (rows, dense_rows, streams, dense_streams):
-                found[name] = found[name] * roots
-        torch.testing.assert_close(sums.total.gram, rows[name].T @ rows[name], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(sums.total.cross, rows[name].T @ dense_rows[name], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(sums.gram, rows[name].T @ rows[name], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(sums.cross, rows[name].T @ dense_rows[name], rtol=1e-4, atol=1e-4)
         if name in DEVIATING:
             deviation = rows[name].T @ (dense_streams[name] - streams[name])
-            torch.testing.assert_close(sums.total.deviation, deviation, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(sums.deviation, deviation, rtol=1e-4, atol=1e-4)
         else:
-            assert sums.total.deviation is None
+            assert sums.deviation is None
     assert all(not torch.equal(one, other) for one, other in zip(entered, sides[0].states.hidden, strict=True))
-
-
-def test_halves_are_those_of_all_batches(sides):
-    dense = sides[0]
-    assert [dense.part_of_first_half(batch) for batch in range(dense.batches)] == [1.0, 0.0]
-    rows, _ = rows_and_streams(sides[1])
-    for name, sums in summed(sides, compensates=False).items():
-        half = len(rows[name]) // 2
-        for found, part in zip(sums.halves, (rows[name][:half], rows[name][half:]), strict=True):
-            torch.testing.assert_close(found.gram, part.T @ part, rtol=1e-4, atol=1e-4)
 
 
 def test_equal_streams_do_not_deviate(sides):
@@ -100,9 +79,9 @@ def test_equal_streams_do_not_deviate(sides):
     same.layers = {name: same.block.get_submodule(name) for name in LAYERS}
     found = summed((dense, same))
     for name in DEVIATING:
-        assert torch.equal(found[name].total.deviation, torch.zeros(len(found[name].total.gram), HIDDEN_SIZE).double())
+        assert torch.equal(found[name].deviation, torch.zeros(len(found[name].gram), HIDDEN_SIZE).double())
 
 
 @pytest.mark.parametrize("changes", [{"alone": False}, {"compensates": False}])
 def test_nothing_deviates_where_layers_may_not_compensate(sides, changes):
-    assert all(sums.total.deviation is None for sums in summed(sides, **changes).values())
+    assert all(sums.deviation is None for sums in summed(sides, **changes).values())
