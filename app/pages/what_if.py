@@ -105,8 +105,8 @@ class WhatIf:
         self.choice = question.choice if question.choice in self.sliders else usual
 
     def _losses(self, predictor: "Predictor", asked: float | None) -> list[Slider]:
-        """Return the slider of losses; none where the objective is another one."""
-        if self._profile.objective != "fisher":
+        """Return the slider of losses; none where they are not those of predicted tokens."""
+        if self._profile.objective != "fisher" or self._profile.text is None:
             return []
         most = _rounded(max(predictor.at_ratio(predictor.reachable_ratio).total_error, 1e-9), up=True)
         step = 10.0 ** math.floor(math.log10(most / _STEPS))

@@ -7,7 +7,10 @@ import re
 import pytest
 
 from app.pages.what_if import Slider
+from rocket_core.report.calibrated_text import CalibratedText
 from tests.app.api.conftest import BODY
+
+TEXT = CalibratedText(tokens=100, negative_log_likelihood=3.0, entropy=3.0)
 
 
 def with_losses(layer):
@@ -21,8 +24,8 @@ def with_losses(layer):
 def profile_of(client, worker):
     """Return the id of a profile whose budget counts the given unit."""
 
-    def make(unit, objective="fisher"):
-        changes = {"budget_unit": unit, "objective": objective}
+    def make(unit, objective="fisher", text=TEXT):
+        changes = {"budget_unit": unit, "objective": objective, "text": text}
         for name in ("layers", "tables"):
             layers = getattr(worker.model_profile, name)
             changes[name] = tuple(layer.model_copy(update={"candidates": with_losses(layer)}) for layer in layers)
@@ -76,8 +79,9 @@ def test_sliders_begin_at_a_round_number_within_reach(least, step, first):
     assert Slider(choice="bits", least=least, most=max(16, first), step=step, value=16).first == first
 
 
-def test_losses_are_offered_where_they_are_predicted(page, profile_of):
-    text = page("GET", f"/ui/profiles/{profile_of('bytes', 'whitened')}?target=loss&loss=0.1").text
+@pytest.mark.parametrize("changes", [{"objective": "whitened"}, {"text": None}])
+def test_losses_are_offered_where_tokens_are_predicted(page, profile_of, changes):
+    text = page("GET", f"/ui/profiles/{profile_of('bytes', **changes)}?target=loss&loss=0.1").text
     assert "target-loss" not in text
     assert re.search(r'id="target-size"[^>]* checked', text)
 
@@ -112,7 +116,7 @@ def test_the_ends_of_every_slider_are_reachable(what_if):
     for choice in ("size", "bits", "loss", "ratio"):
         for end in ("min", "max"):
             part = what_if(f"target={choice}&{choice}={number(text, choice, end)}")
-            assert "Predicted error" in part, (choice, end)
+            assert "headlines" in part, (choice, end)
 
 
 def test_a_value_out_of_reach_is_refused_or_the_nearest_shown(what_if):
@@ -120,7 +124,7 @@ def test_a_value_out_of_reach_is_refused_or_the_nearest_shown(what_if):
     assert "0.01 bits per weight are out of reach" in part
     text = what_if("target=bits&bits=0.01", "")
     assert number(text, "bits", "value") == number(text, "bits", "min")
-    assert "Predicted error" in text
+    assert "headlines" in text
 
 
 @pytest.mark.parametrize("query", ["target=weight", "bits=17", "size=nan", "size=inf", "ratio=1", "bits=x"])
