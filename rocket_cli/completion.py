@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from threading import Thread
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import typer
 
+from rocket_cli.job_target import target_text
 from rocket_client.errors import ClientError
-from rocket_core.sizes.target import ByBits, ByBytes, ByRatio, target_of
 
 if TYPE_CHECKING:
     from rocket_client.client import Rocket
@@ -86,20 +86,4 @@ def statuses(incomplete: str) -> list[str]:
 
 
 def _description(job: "Job") -> str:
-    return f"{job.status} {job.model_id} {_target(job)}"
-
-
-def _target(job: "Job") -> str:
-    if job.kind != "compression":
-        return job.kind
-    match target_of(job.ratio, job.target_bytes, job.bits):
-        case ByRatio(ratio=ratio):
-            return str(ratio)
-        case ByBytes(target_bytes=size):
-            return f"{size} bytes"
-        case ByBits() as target:
-            return target.text
-        case None:
-            return f"{job.options.get('code_bits')} bits"
-        case unknown:
-            assert_never(unknown)
+    return f"{job.status} {job.model_id} {target_text(job)}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 
@@ -15,7 +15,7 @@ from rocket_core.engines import ENGINES, EngineName
 from rocket_core.errors import ExitCode
 from rocket_core.report.figures import ERROR_NAMES
 from rocket_core.sizes.budget import BudgetUnit
-from rocket_core.sizes.target import parse_size
+from rocket_core.sizes.target import LossMeasure, parse_size
 
 _DEFAULTS = core.CompressionConfig(ratio=0)
 _CALIBRATION = core.CalibrationConfig()
@@ -36,6 +36,7 @@ EVALUATION_SETTINGS = {
     "prompt": "prompts",
     "answer_tokens": "answer_tokens",
 }
+TARGETS = ("ratio", "size", "bits", *get_args(LossMeasure))
 ACCEPTANCE_SETTINGS = {
     "accept_kl": "max_kl",
     "accept_perplexity_increase": "max_perplexity_increase",
@@ -76,7 +77,7 @@ class CompressionOptions:
     ratio: float | None = _setting(
         "R",
         "Fraction of the compressible parameters to remove, at least 0 and less than 1, such as 0.3 or 30%. One "
-        "of this, --size and --bits is required.",
+        "of this, --size, --bits, --max-kl and --max-perplexity-increase is required.",
         shown=False,
         parser=_ratio,
     )
@@ -92,6 +93,19 @@ class CompressionOptions:
         "Maximum bits per weight of the compressible layers, scales and masks included, above 0 and up to 16, "
         "such as 4.5. Instead of --ratio.",
         shown=False,
+    )
+    max_kl: float | None = _setting(
+        "NATS",
+        "Maximum KL divergence from the original, in nats per token, such as 0.02, with files as small as possible. It "
+        "is measured after each of some sizes, on the text of --evaluate, by default on what the calibration leaves of "
+        "its own. Instead of --ratio.",
+        shown=False,
+    )
+    max_perplexity_increase: float | None = _setting(
+        "R",
+        "Maximum increase of the perplexity, such as 0.02 or 2%; otherwise like --max-kl.",
+        shown=False,
+        parser=_fraction,
     )
     calibration: str | None = _setting(
         "NAME",
@@ -227,8 +241,8 @@ class CompressionOptions:
     )
 
     def check_target(self) -> None:
-        """Raise typer.BadParameter unless one of `--ratio`, `--size` and `--bits` is given, or none with a format."""
-        given = sum(value is not None for value in (self.ratio, self.size, self.bits))
+        """Raise typer.BadParameter unless one target is given, or none with a format."""
+        given = sum(getattr(self, name) is not None for name in TARGETS)
         if self.method in core.ONE_FORMAT_METHODS:
             if self.bits is not None:
                 message = f"is for the method rocket; {self.method} takes --code-bits"
@@ -236,7 +250,8 @@ class CompressionOptions:
             if given == 0:
                 return
         if given != 1:
-            raise typer.BadParameter("specify exactly one of them", param_hint="--ratio, --size or --bits")
+            hint = "--ratio, --size, --bits, --max-kl or --max-perplexity-increase"
+            raise typer.BadParameter("specify exactly one of them", param_hint=hint)
 
     def evaluation(self) -> dict[str, Any] | None:
         """Return the given settings of the evaluation; None if it was not asked for."""
@@ -271,6 +286,8 @@ class CompressionOptions:
             ratio=self.ratio,
             target_bytes=self.size,
             bits=self.bits,
+            max_kl=self.max_kl,
+            max_perplexity_increase=self.max_perplexity_increase,
             calibration=self._calibration(),
             **self._method(),
             evaluate=self.evaluation(),
@@ -325,6 +342,8 @@ class ServerOptions(CompressionOptions):
             "ratio": self.ratio,
             "target_bytes": self.size,
             "bits": self.bits,
+            "max_kl": self.max_kl,
+            "max_perplexity_increase": self.max_perplexity_increase,
             "evaluate": self.evaluation(),
             "accept": self.acceptance(),
             "benchmark": self.benchmark,

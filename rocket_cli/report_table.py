@@ -97,6 +97,10 @@ def print_report(
     if report.evaluation is not None:
         console.print()
         print_evaluation_report(report.evaluation)
+    if report.rounds:
+        console.print("\nSizes that were tried:")
+    for tried in report.rounds:
+        console.print(f"  {tried.text}")
     if report.verdict is not None:
         console.print(f"\nVerdict: {report.verdict.text}", style="" if report.verdict.is_accepted else "bold red")
     if report.speed is not None:

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,10 +10,17 @@ from rocket_client._wire import Call
 from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import Upload
 from rocket_core.config import ONE_FORMAT_METHODS
-from rocket_core.sizes.target import ByBits, ByRatio, target_of
+from rocket_core.sizes.target import MEMBERS, target_of
 
 # A ratio of 0 is valid, the server refuses 0 bits and no bounds, and an empty evaluation has all defaults.
-_MAY_BE_EMPTY = frozenset({"ratio", "bits", "evaluate", "accept"})
+_MAY_BE_EMPTY = frozenset({*MEMBERS, "evaluate", "accept"})
+_NUMBERS = {
+    "ratio": "a fraction, from 0 to below 1",
+    "target_bytes": "bytes",
+    "bits": "bits per weight, above 0 and up to 16",
+    "max_kl": "nats per token, above 0",
+    "max_perplexity_increase": "a fraction, above 0 and below 1",
+}
 _ID = re.compile(r"[A-Za-z0-9_-]+")
 _UPLOAD_ID = re.compile(r"upload/[0-9a-f]{32}")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -68,30 +74,27 @@ def model_path(name: str, *parts: str) -> str:
     return "/".join(("/models", name, *parts))
 
 
-def target(
-    ratio: float | None,
-    target_bytes: int | None,
-    bits: float | None,
-    options: Mapping[str, object] | None = None,
-) -> dict[str, object]:
+def target(numbers: Mapping[str, float | None], options: Mapping[str, object] | None = None) -> dict[str, float]:
     """Return the target as part of a body; raises InvalidArgumentError unless exactly one number is given.
 
     No number is needed for a method of which `options` specify the format.
+
+    Args:
+        numbers: `ratio`, `target_bytes`, `bits`, `max_kl` and `max_perplexity_increase`.
+        options: settings of the method.
     """
     try:
-        requested = target_of(ratio, target_bytes, bits)
+        requested = target_of(numbers)
     except ValueError as error:
         raise InvalidArgumentError(str(error)) from None
     if requested is None:
         if (options or {}).get("method") in ONE_FORMAT_METHODS:
             return {}
-        raise InvalidArgumentError("specify one of ratio, target_bytes and bits")
-    if isinstance(requested, ByRatio) and not math.isfinite(requested.ratio):
-        raise InvalidArgumentError(f"the ratio is {requested.ratio}; it is a fraction, from 0 to below 1")
-    if isinstance(requested, ByBits) and not math.isfinite(requested.bits):
-        raise InvalidArgumentError(f"the bits per weight are {requested.bits}; give a number above 0, up to 16")
-    # A request's members have the names of the target's fields.
-    return asdict(requested)
+        raise InvalidArgumentError("specify one of ratio, target_bytes, bits, max_kl and max_perplexity_increase")
+    [(name, number)] = without_none(numbers).items()
+    if not math.isfinite(number):
+        raise InvalidArgumentError(f"{name} is {number}; give a number: {_NUMBERS[name]}")
+    return {name: number}
 
 
 def request_body(model_id: str, settings: Mapping[str, object]) -> dict[str, object]:

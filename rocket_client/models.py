@@ -133,6 +133,10 @@ class Job(Resource):
     """most bytes that the artifact for the engine may take; None for another target, or a profile."""
     bits: float | None = None
     """most bits per weight that the compressible layers may take; None for another target, or a profile."""
+    max_kl: float | None = None
+    """most KL divergence that is measured, in nats per token; None for another target, or a profile."""
+    max_perplexity_increase: float | None = None
+    """most increase of the perplexity that is measured, as a fraction; None for another target, or a profile."""
     calibration: Calibration
     """the calibration data."""
     evaluate: Evaluation | None = None

@@ -12,7 +12,17 @@ from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
 from rocket_core.sizes.budget import BudgetUnit
 from rocket_core.sizes.code_format import MEMORY_GROUPS, CodeBits, CodeChoices, GroupSize
-from rocket_core.sizes.target import BitsPerWeight, ByBytes, ByFormat, ByRatio, Target, target_of
+from rocket_core.sizes.target import (
+    MEMBERS,
+    BitsPerWeight,
+    ByBytes,
+    ByFormat,
+    ByLoss,
+    ByRatio,
+    LossMeasure,
+    Target,
+    target_of,
+)
 
 TokenWeights = Literal["gradient", "none"]
 Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda", "sparsegpt", "rtn", "gptq"]
@@ -129,7 +139,8 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
 
 ONE_FORMAT_METHODS: frozenset[str] = frozenset({"rtn", "gptq"})
 """Methods that store every layer in one format, which decides the size: they take no other target."""
-TARGETS_IN_BYTES: frozenset[str] = frozenset({"target_bytes", "bits"})
+_LOSSES: frozenset[str] = frozenset(get_args(LossMeasure))
+TARGETS_IN_BYTES: frozenset[str] = frozenset({"target_bytes", "bits"}) | _LOSSES
 """Members for a target with which the budget counts bytes."""
 _ONE_FORMAT_GROUPS: frozenset[GroupSize] = frozenset({0, 32, 64, 128})
 _ONE_FORMAT: Mapping[str, Any] = MappingProxyType({"budget": "bytes", "code_bits": 4, "group_size": 32})
@@ -139,6 +150,9 @@ SETTINGS_NOT_IN_PROFILE = frozenset(
         "ratio",
         "target_bytes",
         "bits",
+        "max_kl",
+        "max_perplexity_increase",
+        "evaluate",
         "preset",
         "cap_slack",
         "export",
@@ -276,7 +290,8 @@ def _is_fraction(value: Any) -> Any:
     return value
 
 
-_AcceptedFraction = Annotated[float, Field(gt=0, lt=1), BeforeValidator(_is_fraction)]
+Increase = Annotated[float, Field(gt=0, lt=1), BeforeValidator(_is_fraction)]
+"""A part of what the original has: above 0 and less than 1."""
 
 
 class AcceptanceConfig(FrozenModel):
@@ -287,9 +302,9 @@ class AcceptanceConfig(FrozenModel):
 
     max_kl: Annotated[float, Field(gt=0)] | None = None
     """most KL divergence from the original, mean over the tokens of the evaluation, in nats, above 0."""
-    max_perplexity_increase: _AcceptedFraction | None = None
+    max_perplexity_increase: Increase | None = None
     """largest increase of the perplexity, as a fraction of that of the original, above 0 and less than 1."""
-    max_task_drop: _AcceptedFraction | None = None
+    max_task_drop: Increase | None = None
     """largest drop of an accuracy (`acc` and `acc_norm`) in any of the evaluation's zero-shot tasks, as a fraction of
     all items, above 0 and less than 1: with 0.02, 48 % right instead of 50 % is accepted.
     """
@@ -507,6 +522,16 @@ class CompressionConfig(MethodOptions):
     default. Codes, scales, masks and factors are counted; biases and the rest of the model are not. With it `budget` is
     `bytes`. For the method `rocket`; `rtn` and `gptq` take `code_bits`. Costs nothing.
     """
+    max_kl: Annotated[float, Field(gt=0)] | None = None
+    """most KL divergence from the original, in nats per token, above 0, with files as small as possible, instead of a
+    ratio; None by default. It is measured on the text of `evaluate`, by default on what the calibration leaves of its
+    dataset. With it `budget` is `bytes`. Costs two to four times compressing, writing and evaluating, and memory for
+    the whole model. For the objective `fisher` and models that predict tokens.
+    """
+    max_perplexity_increase: Increase | None = None
+    """most increase of the perplexity, as a fraction of that of the original, above 0 and less than 1; otherwise like
+    `max_kl`.
+    """
     calibration: CalibrationConfig = CalibrationConfig()
     """the calibration data."""
     evaluate: EvaluationConfig | None = None
@@ -651,15 +676,18 @@ class CompressionConfig(MethodOptions):
             raise ValueError(
                 f"method {self.method} compresses every layer at one ratio and allocates nothing: give that"
             )
+        if isinstance(target, ByLoss) and self.objective != "fisher":
+            raise ValueError(f"{target.measure} needs the objective fisher, which predicts the loss; or give a size")
         sized = self.reader.exports[0]
         if isinstance(target, ByBytes) and sized not in self.export:
             raise ValueError(f"target_bytes is a size of the {sized} artifact; export that")
 
     def _check_format(self) -> None:
-        if any(value is not None for value in (self.ratio, self.target_bytes, self.bits)):
+        given = sorted(name for name in MEMBERS if getattr(self, name) is not None)
+        if given:
             raise ValueError(
-                f"method {self.method} quantizes every layer to code_bits, which decides the size: leave ratio, "
-                "target_bytes and bits out (bits is for the method rocket)"
+                f"method {self.method} quantizes every layer to code_bits, which decides the size: leave {given[0]} "
+                "out, which is for other methods, such as rocket"
             )
         if self.budget != "bytes":
             raise ValueError(f"method {self.method} removes bytes and keeps all parameters; budget must be bytes")
@@ -681,7 +709,14 @@ class CompressionConfig(MethodOptions):
         """The target; None if layers are only to be profiled."""
         if self.stores_one_format and self.code_bits and self.group_size:
             return ByFormat(bits=self.code_bits[0], group_size=self.group_size[0])
-        return target_of(self.ratio, self.target_bytes, self.bits)
+        return target_of({name: getattr(self, name) for name in MEMBERS})
+
+    @property
+    def loss_bounds(self) -> str | None:
+        """Setting that bounds what is measured of a model's predictions; None if nothing does."""
+        if isinstance(self.target, ByLoss):
+            return self.target.measure
+        return None if self.accept is None else "accept"
 
     @property
     def reader(self) -> Engine:
@@ -752,7 +787,7 @@ class CompressionConfig(MethodOptions):
     @property
     def decides_tables(self) -> bool:
         """Whether the target may be met by quantizing the token embedding and the head."""
-        return self.ratio_counts_tables or (self.profiles_tables and isinstance(self.target, ByBytes))
+        return self.ratio_counts_tables or (self.profiles_tables and isinstance(self.target, ByBytes | ByLoss))
 
     @property
     def healing(self) -> HealingConfig | None:
@@ -846,3 +881,21 @@ def _validated(kind: type[_Config], what: str, settings: Mapping[str, object]) -
             for problem in error.errors(include_url=False, include_input=False)
         )
         raise InvalidConfigError(f"invalid {what} settings: {problems}") from error
+
+
+def with_evaluation(config: CompressionConfig) -> CompressionConfig:
+    """Return the settings of a run, to which a bound on the measured loss adds an evaluation.
+
+    Raises:
+        InvalidConfigError: the result would be trained after the bound has decided its size.
+    """
+    target = config.target
+    if not isinstance(target, ByLoss):
+        return config
+    if config.heal_tokens is not None:
+        raise InvalidConfigError(
+            f"heal_tokens change the loss after {target.measure} has decided the size; heal the result, or give a size"
+        )
+    if config.evaluate is not None:
+        return config
+    return config.model_copy(update={"evaluate": EvaluationConfig(dataset=config.calibration.dataset)})

@@ -66,6 +66,13 @@ class JobView(FrozenModel):
     """upper bound on the compressible layers' bits per weight, (0, 16]; null if another target or a profile is
     requested.
     """
+    max_kl: float | None
+    """upper bound on the measured KL divergence, in nats per token; null if another target or a profile is requested.
+    """
+    max_perplexity_increase: float | None
+    """upper bound on the measured increase of the perplexity, as a fraction; null if another target or a profile is
+    requested.
+    """
     calibration: CalibrationRequest
     """the calibration data, with the defaults filled in."""
     evaluate: EvaluationRequest | None

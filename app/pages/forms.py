@@ -3,7 +3,7 @@
 import hmac
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
@@ -13,7 +13,7 @@ from app.services.access import Caller
 from app.shared.errors import PermissionDeniedError
 from app.shared.requests import CompressionRequest, EvaluationRequest, JobRequest, ProfileRequest
 from rocket_core.engines import ENGINES, ROCKET, Engine
-from rocket_core.sizes.target import parse_size
+from rocket_core.sizes.target import LossMeasure, parse_size
 from rocket_core.sizes.token_counts import parse_tokens
 
 # The form field of each bound of `accept` but the one for tasks, which the form does not offer.
@@ -25,6 +25,7 @@ _FIELDS = {
     **{f"options.{name}": name for name in ("preset", "ignore", "export", "include", "engine")},
     "options.heal_tokens": "heal",
     "target_bytes": "size",
+    **dict.fromkeys(get_args(LossMeasure), "loss"),
     "evaluate.dataset": "evaluate_dataset",
     "evaluate.prompts": "prompts",
     **{f"accept.{name}": field for name, field in _BOUNDS.items()},
@@ -84,6 +85,9 @@ def read_compression(fields: Fields) -> CompressionRequest:
             body["target_bytes"] = _parsed(parse_size, "size", fields)
         case "bits":
             body["bits"] = _number(fields.get("bits", ""))
+        case "loss":
+            measure = fields.get("loss_measure") or "max_kl"
+            body[measure] = _loss(fields.get("loss", ""), measure)
         case _:
             body["ratio"] = _number(fields.get("ratio", ""))
     prompts = prompt_lines(fields)
@@ -145,7 +149,7 @@ def lacks_size(fields: Fields) -> bool:
 
 
 def _counts_bytes(fields: Fields) -> bool:
-    return fields.get("target") in {"size", "bits"}
+    return fields.get("target") in {"size", "bits", "loss"}
 
 
 def _common(fields: Fields) -> dict[str, Any]:
@@ -175,6 +179,12 @@ def _common(fields: Fields) -> dict[str, Any]:
     if fields.get("label"):
         body["metadata"] = {"label": fields["label"]}
     return body
+
+
+def _loss(text: str, measure: str) -> float | str | None:
+    """Return the bound on the loss: nats per token, or percent of the perplexity as a fraction."""
+    number = _number(text)
+    return number / 100 if measure != "max_kl" and isinstance(number, int | float) else number
 
 
 def _number(text: str) -> float | str | None:

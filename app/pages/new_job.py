@@ -50,10 +50,12 @@ _DEFAULTS = {
     "ratio": "0.3",
     "engine": "rocket",
     "export": "",
+    "loss_measure": "max_kl",
 }
 # Fields that the address may prefill, so that a job can be repeated with another ratio.
 _PREFILLED = (
-    *(*_DEFAULTS, "model_id", "revision", "sequence_length", "seed", "size", "bits", "ignore", "include"),
+    *(*_DEFAULTS, "model_id", "revision", "sequence_length", "seed", "size", "bits", "loss"),
+    *("ignore", "include"),
     *("queue", "label", "evaluate", "evaluate_dataset", "prompts", "benchmark", "heal"),
     *("accept_kl", "accept_perplexity_increase"),
     *("hub_dataset", "column", "skip_bad_rows", "unpacked"),
@@ -89,7 +91,7 @@ class Preview:
 def show_form(request: Request, context: ContextDep, owner: OwnerDep) -> Response:
     """Show a form with defaults, or with the values in the address."""
     prefilled = {name: value for name, value in request.query_params.items() if name in _PREFILLED}
-    named = [name for name in ("size", "bits", "ratio") if name in prefilled]
+    named = [name for name in ("size", "bits", "loss", "ratio") if name in prefilled]
     prefilled.setdefault("target", named[0] if named else _DEFAULTS["target"])
     return _form(request, context, owner, _DEFAULTS | prefilled, {})
 

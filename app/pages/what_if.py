@@ -1,4 +1,4 @@
-"""What a profile's page predicts: for a size, for bits per weight, or for a ratio."""
+"""What a profile's page predicts: for a size, for bits per weight, for a loss, or for a ratio."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,14 +7,14 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Query
 
-from rocket_core.sizes.target import ByBits, ByBytes, ByRatio
+from rocket_core.sizes.target import ByBits, ByBytes, ByLoss, ByRatio
 
 if TYPE_CHECKING:
     from rocket_core.allocation.predictor import Predictor
 
-Choice = Literal["size", "bits", "ratio"]
+Choice = Literal["size", "bits", "loss", "ratio"]
 
-_FIRST_RATIO = 0.3
+_FIRST_RATIO, _FIRST_LOSS = 0.3, 0.02
 _MOST_BITS = 16
 # Sizes are entered in the largest of these that the model has at least one of.
 _UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
@@ -30,12 +30,14 @@ class Question:
         choice: which of the numbers counts.
         size: size in the profile's unit.
         bits: bits per weight.
+        loss: KL divergence in nats per token.
         ratio: fraction to remove.
     """
 
     choice: Annotated[Choice | None, Query(alias="target")] = None
     size: Annotated[float | None, Query(gt=0, lt=1e15)] = None
     bits: Annotated[float | None, Query(gt=0, le=_MOST_BITS)] = None
+    loss: Annotated[float | None, Query(gt=0, lt=1e6)] = None
     ratio: Annotated[float | None, Query(ge=0, lt=1)] = None
 
 
@@ -86,7 +88,6 @@ class WhatIf:
             (unit for unit in _UNITS if unit[1] <= self._profile.dense_bytes), _UNITS[-1]
         )
         usual: Choice = "size" if self.counts_bytes and question.ratio is None else "ratio"
-        self.choice = (question.choice or usual) if self.counts_bytes else "ratio"
         sliders = [_slider("ratio", 0, predictor.reachable_ratio, question.ratio, _FIRST_RATIO, step=0.01)]
         if self.counts_bytes:
             whole = _rounded(self._profile.dense_bytes / self._unit_bytes, up=True)
@@ -95,14 +96,24 @@ class WhatIf:
             sliders = [
                 _slider("size", smallest, whole, question.size, _rounded((smallest + whole) / 2)),
                 _slider("bits", predictor.fewest_bits, bits, question.bits, min(4.5, bits), step=0.05),
+                *self._losses(predictor, question.loss),
                 *sliders,
             ]
         if within_reach:
             sliders = [replace(one, value=min(max(one.value, one.least), one.most)) for one in sliders]
         self.sliders = {slider.choice: slider for slider in sliders}
+        self.choice = question.choice if question.choice in self.sliders else usual
+
+    def _losses(self, predictor: "Predictor", asked: float | None) -> list[Slider]:
+        """Return the slider of losses; none where they are not those of predicted tokens."""
+        if self._profile.objective != "fisher" or self._profile.text is None:
+            return []
+        most = _rounded(max(predictor.at_ratio(predictor.reachable_ratio).total_error, 1e-9), up=True)
+        step = 10.0 ** math.floor(math.log10(most / _STEPS))
+        return [_slider("loss", step, most, asked, min(_FIRST_LOSS, most), step=step)]
 
     @property
-    def target(self) -> ByBytes | ByBits | ByRatio:
+    def target(self) -> ByBytes | ByBits | ByLoss | ByRatio:
         """The target that is asked for."""
         value = self.sliders[self.choice].value
         match self.choice:
@@ -110,6 +121,8 @@ class WhatIf:
                 return ByBytes(target_bytes=max(1, round(value * self._unit_bytes)))
             case "bits":
                 return ByBits(bits=value)
+            case "loss":
+                return ByLoss(measure="max_kl", bound=value)
             case "ratio":
                 return ByRatio(ratio=value)
             case _:
@@ -127,6 +140,7 @@ class WhatIf:
         texts: dict[Choice, str] = {
             "size": f"to at most {value} {self.unit}",
             "bits": f"to {value} bits per weight",
+            "loss": f"to lose at most {value} nats per token",
             "ratio": f"at {value}",
         }
         return texts[self.choice]
@@ -140,6 +154,8 @@ class WhatIf:
         match self.target:
             case ByBits(bits=bits):
                 return {"target": "bits", "bits": f"{bits:.10g}"}
+            case ByLoss(bound=bound):
+                return {"target": "loss", "loss": f"{bound:.10g}"}
             case ByRatio(ratio=ratio) if not self.counts_bytes:
                 return {"target": "ratio", "ratio": f"{ratio:.10g}"}
             case ByBytes(target_bytes=size):

@@ -26,14 +26,16 @@ from rocket_core.config import (
     AcceptanceConfig,
     CompressionConfig,
     HealingTokens,
+    Increase,
     MethodOptions,
     compression_config,
+    with_evaluation,
 )
 from rocket_core.engines import ROCKET, ExportKind, LaterExport, NamedExport
 from rocket_core.errors import InvalidConfigError
 from rocket_core.inspection.files.dataset_names import is_hub_dataset
 from rocket_core.schema import FrozenModel
-from rocket_core.sizes.target import BitsPerWeight, ByError, Target, target_of
+from rocket_core.sizes.target import BitsPerWeight, ByError, LossMeasure, Target, target_of
 
 LOCAL = "local/"
 UPLOAD = "upload/"
@@ -315,7 +317,10 @@ class PushTarget(RequestModel):
 
 
 # Members of a job's request that are null by default, and that earlier versions lacked.
-_NULLABLE = ("queue", "evaluate", "accept", "target_bytes", "bits", "source_job_id", "on_source", "export_to", "push")
+_NULLABLE = (
+    *("queue", "evaluate", "accept", "target_bytes", "bits", "max_kl", "max_perplexity_increase"),
+    *("source_job_id", "on_source", "export_to", "push"),
+)
 
 
 class JobRequest(StoredRequest):
@@ -337,6 +342,16 @@ class JobRequest(StoredRequest):
     """upper bound on the bits per weight of the compressible layers as stored, (0, 16], in place of a ratio; codes,
     scales, masks and factors are counted, biases and the rest of the model are not. With it the option `budget` is
     `bytes`. The methods `rtn` and `gptq` take the option `code_bits` instead.
+    """
+    max_kl: Annotated[float, Field(gt=0)] | None = None
+    """most KL divergence from the original, in nats per token, above 0, with files as small as possible, in place of a
+    ratio. Sizes are compressed and measured as `evaluate` says, which is filled in if it is left out: with the
+    calibration's own dataset, whose documents after the last calibrated one are read. With it the option `budget` is
+    `bytes`. For models that predict tokens.
+    """
+    max_perplexity_increase: Increase | None = None
+    """most increase of the perplexity, as a fraction of that of the original, above 0 and less than 1, in place of a
+    ratio; otherwise like `max_kl`.
     """
     calibration: CalibrationRequest = CalibrationRequest()
     """the calibration data."""
@@ -372,6 +387,17 @@ class JobRequest(StoredRequest):
             return {**data, "options": {**options, "budget": "bytes"}}
         return data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _bounds_are_measured(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("evaluate") is not None or data.get("on_source") is not None:
+            return data
+        if all(data.get(name) is None for name in get_args(LossMeasure)):
+            return data
+        calibration = data.get("calibration")
+        given = calibration.get("dataset") if isinstance(calibration, dict) else None
+        return {**data, "evaluate": {"dataset": given or BUILTIN_DATASET}}
+
     @model_validator(mode="after")
     def _settings_agree(self) -> "JobRequest":
         if self.revision is not None and not self.is_on_hub:
@@ -383,7 +409,9 @@ class JobRequest(StoredRequest):
         if (self.on_source == "push") != (self.push is not None):
             raise ValueError("push belongs to a job that pushes to the Hub")
         try:
-            self.compression_config()
+            config = self.compression_config()
+            if self.on_source is None:
+                with_evaluation(config)
         except InvalidConfigError as error:
             raise ValueError(str(error)) from None
         return self
@@ -407,6 +435,8 @@ class JobRequest(StoredRequest):
             ratio=self.ratio,
             target_bytes=self.target_bytes,
             bits=self.bits,
+            max_kl=self.max_kl,
+            max_perplexity_increase=self.max_perplexity_increase,
             calibration=calibration,
             evaluate=evaluate,
             accept=None if self.accept is None else self.accept.model_dump(),
@@ -524,7 +554,10 @@ class JobRequest(StoredRequest):
 
 
 class CompressionRequest(JobRequest):
-    """A compression to run: a `model_id`, and one of `ratio`, `target_bytes`, `bits`; everything else has a default."""
+    """A compression to run: a `model_id`, and one target; everything else has a default.
+
+    A target is one of `ratio`, `target_bytes`, `bits`, `max_kl` and `max_perplexity_increase`.
+    """
 
     @model_validator(mode="after")
     def _has_a_target(self) -> "CompressionRequest":
@@ -534,7 +567,7 @@ class CompressionRequest(JobRequest):
                 "/exports or /pushes"
             )
         if self.kind == "profile":
-            raise ValueError("specify one of ratio, target_bytes and bits")
+            raise ValueError("specify one of ratio, target_bytes, bits, max_kl and max_perplexity_increase")
         return self
 
 
@@ -664,7 +697,7 @@ class AllocationRequest(RequestModel):
         """The target of the prediction."""
         if self.error is not None:
             return ByError(error=self.error)
-        target = target_of(self.ratio, self.model_bytes, self.bits)
+        target = target_of({"ratio": self.ratio, "target_bytes": self.model_bytes, "bits": self.bits})
         assert target is not None, "one of the four is given"
         return target
 

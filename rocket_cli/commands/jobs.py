@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import assert_never
 
 import typer
 from rich.table import Table
@@ -13,12 +12,12 @@ from rich.table import Table
 from rocket_cli import options
 from rocket_cli.connection import Connection, hub_token
 from rocket_cli.following import follow_job
+from rocket_cli.job_target import target_text
 from rocket_cli.progress_view import print_line
 from rocket_cli.report_table import print_report, text_table, wide_console
 from rocket_client.models import Job
 from rocket_core.config import stage_label
-from rocket_core.report.formatting import age_text, bytes_text, percent_text, progress_text
-from rocket_core.sizes.target import ByBits, ByBytes, ByRatio, target_of
+from rocket_core.report.formatting import age_text, bytes_text, progress_text
 
 
 def jobs(
@@ -89,7 +88,7 @@ def _table(rows: Sequence[Job], now: datetime) -> Table:
     columns = ("job", "status", "progress", "model", "target", "size", "quality", "age")
     ages = (age_text((now - job.created_at).total_seconds()) for job in rows)
     cells = (
-        (job.id, job.status, _progress(job), job.model_id, _target(job), *_result(job), age)
+        (job.id, job.status, _progress(job), job.model_id, target_text(job), *_result(job), age)
         for job, age in zip(rows, ages, strict=True)
     )
     return text_table(columns, cells, right=("target", "size", "age"))
@@ -103,24 +102,6 @@ def _result(job: Job) -> tuple[str, str]:
     if job.result.verdict is not None:
         return size, f"{quality}, {job.result.verdict.outcome}"
     return size, quality if job.result.quality_is_measured or not quality else f"{quality} predicted"
-
-
-def _target(job: Job) -> str:
-    if job.export_to is not None or job.push is not None:
-        return f"as {job.export_to}" if job.push is None else f"to {job.push.repository}"
-    if job.kind != "compression":
-        return job.kind
-    match target_of(job.ratio, job.target_bytes, job.bits):
-        case ByRatio(ratio=ratio):
-            return percent_text(ratio)
-        case ByBytes(target_bytes=size):
-            return f"≤ {bytes_text(size)}"
-        case ByBits(bits=bits):
-            return f"≤ {bits:.15g} bits"
-        case None:
-            return f"{job.options.get('code_bits')} bits"
-        case unknown:
-            assert_never(unknown)
 
 
 def _progress(job: Job) -> str:

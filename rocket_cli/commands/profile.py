@@ -3,16 +3,20 @@
 from typing import Annotated
 
 from rocket_cli import options
-from rocket_cli.compression_options import ACCEPTANCE_SETTINGS, EVALUATION_SETTINGS, ServerOptions, SubmissionOptions
+from rocket_cli.compression_options import (
+    ACCEPTANCE_SETTINGS,
+    EVALUATION_SETTINGS,
+    TARGETS,
+    ServerOptions,
+    SubmissionOptions,
+)
 from rocket_cli.connection import Connection
 from rocket_cli.option_groups import Without
 from rocket_cli.submission import submit_job
 
 # All but the target, the method, the evaluation and the exports, on which a profile does not depend.
 _OMITTED = (
-    "ratio",
-    "size",
-    "bits",
+    *TARGETS,
     "method",
     "heal",
     "export",

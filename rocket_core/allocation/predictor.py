@@ -14,7 +14,7 @@ from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.schema import FrozenModel
 from rocket_core.sizes.budget import BudgetUnit
 from rocket_core.sizes.reachability import Reach
-from rocket_core.sizes.target import ByBits, ByBytes, ByError, ByFormat, ByRatio, Target
+from rocket_core.sizes.target import ByBits, ByBytes, ByError, ByFormat, ByLoss, ByRatio, Target
 
 _FRONTIER_STEPS = 100
 
@@ -74,7 +74,7 @@ class ModelProfile(FrozenModel):
 
     def layers_for(self, target: Target | ByError) -> tuple[LayerProfile, ...]:
         """Return the profiles that an allocation for a target decides about: the layers, and perhaps the tables."""
-        counts = isinstance(target, ByBytes) or (self.ratio_counts_tables and not isinstance(target, ByFormat))
+        counts = isinstance(target, ByBytes | ByLoss) or (self.ratio_counts_tables and not isinstance(target, ByFormat))
         return (*self.layers, *self.tables) if counts else self.layers
 
     def bytes_beside(self, layers: int) -> int:
@@ -104,6 +104,7 @@ class Predictor:
         self._allocator = self._by(profile.budget_unit, profile.layers_for(ByRatio(ratio=0.0)))
         # By the number of layers that they decide about.
         self._by_bytes: dict[int, Allocator] = {}
+        self._within_loss: dict[float, Allocation] = {}
 
     @property
     def reachable_ratio(self) -> float:
@@ -138,6 +139,8 @@ class Predictor:
                 return allocator.allocate(allocator.reach.check(target))
             case ByError(error=error):
                 return self.within_error(error)
+            case ByLoss():
+                return self.within_loss(target.nats)
             case ByFormat():
                 return self.at_ratio(self._allocator.reach.check(target))
             case _:
@@ -183,6 +186,13 @@ class Predictor:
         """
         allocation = self._allocator.within_error(error)
         return allocation if allocation.ratio <= self.reachable_ratio else self.at_ratio(self.reachable_ratio)
+
+    def within_loss(self, nats: float) -> Allocation:
+        """Return the smallest allocation in bytes, tables included, whose predicted loss is at most a bound."""
+        if nats not in self._within_loss:
+            layers = self.profile.layers_for(ByBytes(target_bytes=1))
+            self._within_loss[nats] = self._counting_bytes(layers).within_error(nats)
+        return self._within_loss[nats]
 
     def frontier(self) -> tuple[SizePoint, ...]:
         """Return the predicted model at every hundredth, and at the largest ratio that can be reached."""

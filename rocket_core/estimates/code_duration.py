@@ -1,33 +1,39 @@
 """Time needed to profile layers with integer codes, and to store them as codes. Loads no torch.
 
-Numbers of products, of passes over memory and of seconds were fitted to the processor time of layers with 192 to 4,096
-inputs and 64 to 8,192 outputs, which they repeat within a quarter; `python -m benchmarks.code_duration` compares them
-with the time that layers take.
+Costs were fitted to the processor time of random layers with 192 to 4,096 inputs and 64 to 8,192 outputs by
+`python -m benchmarks.code_duration --fit`; without `--fit`, it compares them with the time that layers take.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from rocket_core.config import KINDS, CompressionConfig
 from rocket_core.estimates.operations import FLOAT32_BYTES, Operations
-from rocket_core.sizes.block_types import BLOCK_TYPES, MLX_TYPES, block_types_for
+from rocket_core.sizes.block_types import BLOCK_TYPES, block_types_for
 from rocket_core.sizes.budget import Shape
 from rocket_core.sizes.code_format import formats_for
 
 # Outputs on which codes are measured, see `methods.sampled_outputs`.
 _LEAST_SAMPLED, _SAMPLED_PART, _MOST_SAMPLED = 128, 8, 4096
 
+CodeWorkName = Literal[
+    "profile_in_file", "profile_in_memory", "profile_formats", "profile_blocks", "entropy", "fixed", "small", "large"
+]
+"""What is done with a layer: profiles of all kinds that a file or memory may have, of formats of fixed bits, and of
+block types; codes of variable and of fixed length, and of block types of one group and of several."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Cost:
+class LayerCost:
     """Cost of a layer.
 
     Attributes:
-        cubes: multiples of d_in³ operations in products.
+        cubes: multiples of d_in³ operations in products, once for all formats.
         sampled: products of the Gram matrix with the sampled outputs, of 2 d_in² operations each.
         whole: the same with all outputs.
         sampled_passes: passes over the sampled outputs.
         passes: passes over the weight.
-        input_seconds: seconds for each input, whatever it has of outputs.
         seconds: seconds for each layer.
     """
 
@@ -36,37 +42,48 @@ class _Cost:
     whole: float = 0.0
     sampled_passes: float = 0.0
     passes: float = 0.0
-    input_seconds: float = 0.0
     seconds: float = 0.0
 
-    def of(self, shape: Shape) -> Operations:
+    def of(self, shape: Shape, formats: int = 1) -> Operations:
         """Return the operations of a layer."""
         d_in, d_out = shape
         sampled = min(d_out, _MOST_SAMPLED, max(_LEAST_SAMPLED, -(-d_out // _SAMPLED_PART)))
-        products = self.cubes * d_in**3 + 2 * d_in**2 * (self.sampled * sampled + self.whole * d_out)
-        passes = d_in * (self.sampled_passes * sampled + self.passes * d_out)
-        return Operations(
-            products=products,
-            memory=passes * FLOAT32_BYTES,
-            seconds=self.input_seconds * d_in + self.seconds,
+        each = Operations(
+            products=2 * d_in**2 * (self.sampled * sampled + self.whole * d_out),
+            memory=d_in * (self.sampled_passes * sampled + self.passes * d_out) * FLOAT32_BYTES,
+            seconds=self.seconds,
         )
+        return Operations(products=self.cubes * d_in**3) + each.times(formats)
 
 
-# Profiles: of every kind with entropy codes, of every kind without them, of one format, and of the block types.
-_ENTROPY_PROFILE = _Cost(
-    sampled=20.8, whole=46.8, sampled_passes=2140, passes=617, input_seconds=2.04e-4, seconds=0.0256
-)
-_MEMORY_PROFILE = _Cost(cubes=1, whole=47.8, sampled_passes=2510, passes=534, input_seconds=1.03e-4, seconds=0.0567)
-_FORMAT_PROFILE = _Cost(sampled=1.9, sampled_passes=99, input_seconds=1e-6)
-_FORMATS_PROFILE = _Cost(cubes=3.7, input_seconds=3.05e-5, seconds=0.0052)
-_SMALL_BLOCK_TYPES = 6
-_SMALL_BLOCK_PROFILE = _Cost(cubes=3.59, sampled_passes=2350, passes=165, input_seconds=1.46e-4, seconds=0.021)
-_BLOCK_PROFILE = _Cost(cubes=2.2, sampled=52.9, sampled_passes=6340, input_seconds=2.35e-4, seconds=0.0488)
-# Compression of a layer as entropy codes, as codes of a fixed number of bits, and as blocks.
-_ENTROPY = _Cost(whole=8.68, passes=394, input_seconds=1.69e-4, seconds=0.00425)
-_FIXED = _Cost(whole=22, passes=280, input_seconds=1.3e-4, seconds=0.003)
-_SMALL_BLOCKS = _Cost(whole=32.9, passes=307, input_seconds=1.59e-4, seconds=0.0184)
-_BLOCKS = _Cost(cubes=0.5, whole=31.8, passes=3970, input_seconds=3.05e-4, seconds=0.0232)
+COSTS: Mapping[CodeWorkName, LayerCost] = {
+    "profile_in_file": LayerCost(cubes=5.33, sampled=63.9, whole=7.61, passes=230, seconds=0.0406),
+    "profile_in_memory": LayerCost(cubes=5.54, sampled=70.4, whole=21.5, passes=592, seconds=0.0392),
+    "profile_formats": LayerCost(cubes=2.47, sampled=2.63, sampled_passes=44.1, seconds=0.000652),
+    "profile_blocks": LayerCost(cubes=2.45, sampled=2.49, sampled_passes=162, seconds=0.00735),
+    "entropy": LayerCost(cubes=3.4, whole=5.15, passes=350, seconds=0.00301),
+    "fixed": LayerCost(cubes=3.19, whole=8.63, passes=83.8, seconds=0.00225),
+    "small": LayerCost(cubes=4.45, whole=14.9, passes=231, seconds=0.0106),
+    "large": LayerCost(cubes=3, whole=23.9, passes=857, seconds=0.0113),
+}
+"""The cost of each; of one format or block type for profiles of these."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeWork:
+    """What is done with a layer.
+
+    Attributes:
+        name: see `CodeWorkName`.
+        formats: number of formats, where the cost is that of each.
+    """
+
+    name: CodeWorkName
+    formats: int = 1
+
+    def of(self, shape: Shape) -> Operations:
+        """Return the operations for a layer."""
+        return COSTS[self.name].of(shape, self.formats)
 
 
 def why_codes_are_uncounted(config: CompressionConfig) -> str | None:
@@ -80,46 +97,28 @@ def why_codes_are_uncounted(config: CompressionConfig) -> str | None:
     return None
 
 
-def profiling_codes(shape: Shape, config: CompressionConfig) -> Operations:
-    """Return the operations to profile a layer with all kinds that it may have, without shared dictionaries.
+def profile_work(shape: Shape, config: CompressionConfig, *, is_table: bool = False) -> CodeWork:
+    """Return what profiles a layer with all kinds that it may have, without shared dictionaries.
 
     Args:
         shape: `(d_in, d_out)`.
         config: settings for which `why_codes_are_uncounted` gives no reason.
+        is_table: whether it is a token embedding or head, which may have codes of fixed bits only.
     """
-    if config.entropy_codes:
-        return _ENTROPY_PROFILE.of(shape)
-    if config.codes_factors:
-        return _MEMORY_PROFILE.of(shape)
-    return profiling_table(shape, config)
+    if not is_table and config.entropy_codes:
+        return CodeWork(name="profile_in_file")
+    if not is_table and config.codes_factors:
+        return CodeWork(name="profile_in_memory")
+    choices = config.code_choices
+    if choices.blocks:
+        return CodeWork(name="profile_blocks", formats=len(block_types_for(shape[0], choices.blocks)))
+    return CodeWork(name="profile_formats", formats=len(formats_for(shape[0], choices)))
 
 
-def profiling_table(shape: Shape, config: CompressionConfig) -> Operations:
-    """Return the operations to profile a token embedding, a head, or a layer that may have codes of fixed bits only."""
-    if config.code_choices.blocks == MLX_TYPES:
-        return _SMALL_BLOCK_PROFILE.of(shape).times(len(MLX_TYPES) / _SMALL_BLOCK_TYPES)
+def codes_work(shape: Shape, config: CompressionConfig, *, is_table: bool = False) -> CodeWork:
+    """Return what stores a layer as codes; the arguments are as above, and tables are not entropy coded."""
     if config.code_choices.blocks:
-        return (_BLOCK_PROFILE if _has_large_blocks(shape) else _SMALL_BLOCK_PROFILE).of(shape)
-    formats = len(formats_for(shape[0], config.code_choices))
-    each = _FORMAT_PROFILE.of(shape)
-    return sum([each] * formats, _FORMATS_PROFILE.of(shape))
-
-
-def compressing_codes(shape: Shape, config: CompressionConfig, *, is_table: bool = False) -> Operations:
-    """Return the operations to store a layer as codes, if none stays dense.
-
-    Args:
-        shape: `(d_in, d_out)`.
-        config: the settings.
-        is_table: whether it is a token embedding or head, which are not entropy coded.
-    """
-    if config.code_choices.blocks:
-        return (
-            _BLOCKS if config.code_choices.blocks == BLOCK_TYPES and _has_large_blocks(shape) else _SMALL_BLOCKS
-        ).of(shape)
-    return (_ENTROPY if config.entropy_codes and not is_table else _FIXED).of(shape)
-
-
-def _has_large_blocks(shape: Shape) -> bool:
-    """Return whether a layer may have the block types whose groups have scales of few bits, which take longest."""
-    return len(block_types_for(shape[0])) == len(BLOCK_TYPES)
+        # Block types whose groups have scales of few bits take longest.
+        has_large = config.code_choices.blocks == BLOCK_TYPES and len(block_types_for(shape[0])) == len(BLOCK_TYPES)
+        return CodeWork(name="large" if has_large else "small")
+    return CodeWork(name="entropy" if config.entropy_codes and not is_table else "fixed")

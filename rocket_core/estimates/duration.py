@@ -5,38 +5,36 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rocket_core.config import CompressionConfig, Stage
-from rocket_core.estimates.code_duration import (
-    compressing_codes,
-    profiling_codes,
-    profiling_table,
-    why_codes_are_uncounted,
-)
+from rocket_core.estimates.code_duration import codes_work, profile_work, why_codes_are_uncounted
 from rocket_core.estimates.evaluation_duration import EvaluationSizes, evaluation_operations
 from rocket_core.estimates.footprint import ModelShape, Workload
 from rocket_core.estimates.healing import HealingWork, healing_operations
 from rocket_core.estimates.operations import FLOAT32_BYTES, Operations, activation_passes, model_products
 from rocket_core.sizes.block_types import block_types_for
 from rocket_core.sizes.budget import Shape
+from rocket_core.sizes.target import ByLoss
 from rocket_core.system.machine_speed import MachineSpeed
 
 # Numbers of products and of passes over memory, as counted on a block with the shapes of Llama-3.2-1B; speeds of other
 # operations as parts of that of products.
-_CHOLESKY_SPEED, _EIGH_SPEED = 0.45, 0.65
+_CHOLESKY_SPEED, _EIGH_SPEED = 0.3, 0.65
 _ROUGH_FROM = 512
-_PATH_PRODUCTS, _PATH_STOPS, _PATH_PASSES = 91, 7, 10
+_PATH_PRODUCTS, _PATH_STOPS, _PATH_PASSES = 91, 7, 27
 _CUT_PASSES, _SHAPES, _SHAPE_PASSES = 8, 4, 30
-_PRODUCTS, _PASSES = 23, 300
+_PRODUCTS, _PASSES = 23, 450
 _SAMPLED, _SAMPLED_PART, _MOST_SAMPLED = 128, 8, 2**20
 # Passes forward and backward that measure sensitivities.
 _DIFFERENTIATING_PASSES = 6
-# Passes over what the layers of a block read and return: forward, and forward and backward with sensitivities.
-_FORWARD_PASSES, _SENSITIVITY_PASSES = 8, 28
-# Seconds for a layer of any size, in each stage: thousands of small operations. The first pass backward starts slowly.
-_PROFILE_SECONDS, _COMPRESS_SECONDS, _BACKWARD_SECONDS = 0.025, 0.01, 1.0
-# The same to measure and to write a layer's codes.
-_CODES_SECONDS = 0.028
-# Seconds to start, and to write a checkpoint's bytes.
-_START_SECONDS, _WRITTEN_BYTES = 1.2, 5e8
+# Passes over what the layers of a block read and return, and over the scores of attention: forward, and forward and
+# backward with sensitivities.
+_FORWARD_PASSES, _SENSITIVITY_PASSES = 8, 16
+_FORWARD_SCORES, _SENSITIVITY_SCORES = 4, 18
+# Seconds for a layer of any size: to prune it, in each stage, which is hundreds of small operations; to differentiate
+# it; to predict its losses on held-out tokens and to write its profile; and to write it.
+_PROFILE_SECONDS, _COMPRESS_SECONDS = 0.009, 0.002
+_GRADIENT_SECONDS, _LOSS_SECONDS, _WRITE_SECONDS = 0.008, 0.03, 0.012
+# Seconds to start, to write a checkpoint and for each export; bytes of a checkpoint that are written in a second.
+_START_SECONDS, _EXPORT_SECONDS, _WRITTEN_BYTES = 0.5, 0.25, 5e8
 # Numbers of weights that a trial run of an artifact unpacks, multiplies and compares in a second.
 _TRIED_NUMBERS = 2e7
 
@@ -55,11 +53,11 @@ _TARGET_PRODUCTS, _DOUBLE, _SOLVED_DOUBLE = 3, 2.0, 2.5
 # Shared dictionaries whose errors may win, as sweeps improve them: products, and passes over the weight, to search for
 # them at all ratios. That is so for layers that together have at least so many outputs for each input.
 _SEARCH_PRODUCTS, _SEARCH_PASSES, _LEAST_OUTPUTS = 80, 4700, 2
-# Refinement: gradient steps, passes over the weights for each, its seconds on any machine, for a block and for each of
-# its layers, and the most tokens that it takes; tests, each a pass through two blocks, and the part of the tokens that
-# is held out for them.
+# Refinement: gradient steps, passes over the weights for each, and the most tokens that it takes; its seconds on any
+# machine, for a block and for each of its layers, and passes over what these read and return; tests, each a pass
+# through two blocks, and the part of the tokens that is held out for them.
 _STEPS, _STEP_PASSES, _MOST_STEP_TOKENS = 100, 20, 1024
-_STEP_SECONDS, _LAYER_SECONDS = 0.012, 0.0018
+_STEP_SECONDS, _LAYER_SECONDS, _STEP_ACTIVATIONS = 0.012, 0.0018, 28
 _TESTS, _HELD_OUT = 6, 8
 # Products of a weight in a step: forward and backward, with gradients of the weight, and without in the next block.
 _STEP_PRODUCTS = 5
@@ -77,6 +75,8 @@ def why_uncounted(config: CompressionConfig) -> str | None:
     """Return why the operations of a compression are not known; None if they are."""
     if config.method != "rocket":
         return f"the operations of the method {config.method} are not counted"
+    if isinstance(config.target, ByLoss):
+        return f"how many sizes are tried until {config.target.measure} holds is not known"
     if not config.calibrates:
         return None
     if config.quantizes:
@@ -116,28 +116,28 @@ def count_operations(
         reached = tokens * model.active_part
         passes = model_products(2 * _DIFFERENTIATING_PASSES * model.parameters * reached, model.itemsize)
         passes += activation_passes(_SENSITIVITY_PASSES, model.shapes, reached)
-        found["differentiating"] = passes + Operations(seconds=_BACKWARD_SECONDS)
+        scores = _scores(model, tokens, work.sequence_length).times(_SENSITIVITY_SCORES * len(model.block_parameters))
+        found["differentiating"] = passes + scores + Operations(seconds=_GRADIENT_SECONDS * len(model.shapes))
     found["calibrating"] = sum(
-        (
-            _passing(model, index, work.tokens) + _profiling_block(block, config)
-            for index, block in enumerate(model.layers)
-        ),
+        (_passing(model, index, work) + _profiling_block(block, config) for index, block in enumerate(model.layers)),
         Operations(),
     )
     if config.profiles_tables:
-        found["calibrating"] += sum((profiling_table(shape, config) for shape in model.tables), Operations())
+        tables = (profile_work(shape, config, is_table=True).of(shape) for shape in model.tables)
+        found["calibrating"] += sum(tables, Operations())
     if config.target is not None:
         found["factorizing"] = sum((_compressing(shape, config) for shape in model.shapes), Operations())
         if config.sequential:
             following = (_following(model, index, work) for index in range(len(model.layers)))
             found["factorizing"] += sum(following, Operations())
         if config.decides_tables:
-            tables = (compressing_codes(shape, config, is_table=True) for shape in model.tables)
+            tables = (codes_work(shape, config, is_table=True).of(shape) for shape in model.tables)
             found["factorizing"] += sum(tables, Operations())
         if healing is not None:
             found["healing"] = healing_operations(model, healing)
         tried = model.compressible_parameters / _TRIED_NUMBERS
-        found["exporting"] = Operations(seconds=len(config.export) * (model.stored_bytes / _WRITTEN_BYTES + tried))
+        written = model.stored_bytes / _WRITTEN_BYTES + _EXPORT_SECONDS + tried
+        found["exporting"] = Operations(seconds=len(config.export) * written)
     if evaluation is not None:
         found["evaluating"] = evaluation_operations(model, evaluation)
     return found
@@ -158,15 +158,21 @@ def _rounding(model: ModelShape, config: CompressionConfig) -> Mapping[Stage, Op
     return found
 
 
-def _passing(model: ModelShape, index: int, tokens: int, *, sums: bool = True) -> Operations:
+def _scores(model: ModelShape, tokens: int, length: int) -> Operations:
+    """Return the operations of a pass over the scores of a block's attention, of all tokens for all of their window."""
+    return Operations(memory=model.heads * tokens * length * FLOAT32_BYTES)
+
+
+def _passing(model: ModelShape, index: int, work: Workload, *, sums: bool = True) -> Operations:
     """Return the operations to pass calibration tokens through a block, and to sum up Gram matrices."""
     block, parameters = model.layers[index], model.block_parameters[min(index, len(model.block_parameters) - 1)]
-    reached = tokens * model.active_part
+    reached = work.tokens * model.active_part
     grams = Operations(products=2 * _gram_numbers(block) * reached) if sums else Operations()
     return (
         model_products(2 * parameters * reached, model.itemsize)
         + grams
         + activation_passes(_FORWARD_PASSES, block, reached)
+        + _scores(model, work.tokens, work.sequence_length).times(_FORWARD_SCORES)
     )
 
 
@@ -176,7 +182,7 @@ def _following(model: ModelShape, index: int, work: Workload) -> Operations:
     sums = (_SUMS if model.predicts else _WHOLE_TEXT_SUMS) * 2 * _gram_numbers(block) * tokens
     targets = sum(_TARGET_PRODUCTS * _DOUBLE * 2 * d_in**2 * d_out for d_in, d_out in block)
     solved = sum(_SOLVED_DOUBLE * (2 / 3 * d_in**3 + 2 * d_in**2 * d_out) for d_in, d_out in block)
-    forward = _passing(model, index, work.tokens, sums=False)
+    forward = _passing(model, index, work, sums=False)
     found = forward.times(_FOLLOWING_PASSES) + Operations(products=sums + targets + solved)
     return found + _refining(model, index, work.tokens) if work.config.refine else found
 
@@ -189,7 +195,7 @@ def _refining(model: ModelShape, index: int, tokens: int) -> Operations:
         memory=_STEP_PASSES * parameters * FLOAT32_BYTES,
         seconds=_STEP_SECONDS + _LAYER_SECONDS * len(block),
     )
-    activations = activation_passes(_SENSITIVITY_PASSES, block, step_tokens * model.active_part)
+    activations = activation_passes(_STEP_ACTIVATIONS, block, step_tokens * model.active_part)
     tests = Operations(products=_TESTS * 2 * 2 * passed * tokens / _HELD_OUT)
     return (step + activations).times(_STEPS) + tests
 
@@ -202,16 +208,16 @@ def _profiling_block(block: Sequence[Shape], config: CompressionConfig) -> Opera
 
 
 def _profiling(shape: Shape, config: CompressionConfig, *, shares: bool) -> Operations:
+    losses = Operations(seconds=_LOSS_SECONDS)
     if not config.quantizes:
-        return _pruning_and_looking(shape, shares=shares)
-    found = profiling_codes(shape, config)
+        return losses + _pruning_and_looking(shape, shares=shares)
+    found = losses + profile_work(shape, config).of(shape)
     return found + _looking(shape) if shares and "shared" in config.kinds else found
 
 
 def _compressing(shape: Shape, config: CompressionConfig) -> Operations:
-    if not config.quantizes:
-        return _pruning(*shape)
-    return compressing_codes(shape, config) + Operations(seconds=_CODES_SECONDS)
+    found = codes_work(shape, config).of(shape) if config.quantizes else _pruning(*shape)
+    return found + Operations(seconds=_WRITE_SECONDS)
 
 
 def total_operations(

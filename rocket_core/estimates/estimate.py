@@ -29,7 +29,7 @@ from rocket_core.inspection.checks.preconditions import CALIBRATION_WINDOW_LENGT
 from rocket_core.inspection.headers.model_fields import input_bytes, input_kind, positions, sample_positions
 from rocket_core.inspection.headers.weight_summary import WeightSummary
 from rocket_core.sizes import budget
-from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByRatio, Target
+from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByLoss, ByRatio, Target
 from rocket_core.system.machine_speed import has_accelerator, measure_speed
 
 # Names and shapes of a layer's parts in the header of a file: more than any model has.
@@ -173,7 +173,7 @@ def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:
             dense = budget.dense_bytes(model.compressible_parameters, 1, model.itemsize)
             layers = budget.bits_budget(model.compressible_parameters, bits) + _LAYER_HEADER_BYTES * len(model.shapes)
             return min(largest, model.stored_bytes - dense + layers)
-        case ByRatio() | ByFormat() | None:
+        case ByRatio() | ByFormat() | ByLoss() | None:
             return largest
         case _:
             assert_never(target)

@@ -21,7 +21,7 @@ from rocket_core.estimates.layer_footprint import (
 from rocket_core.estimates.tower_footprint import TowerShape, tower_of_headers
 from rocket_core.inspection.headers.block_lists import compressed_lists, list_of
 from rocket_core.inspection.headers.header_layers import find_layers, likely_tables
-from rocket_core.inspection.headers.model_fields import HIDDEN_SIZES, active_part, find_number, predicts_tokens
+from rocket_core.inspection.headers.model_fields import HEADS, HIDDEN_SIZES, active_part, find_number, predicts_tokens
 from rocket_core.inspection.headers.weight_summary import ITEM_BYTES, WeightSummary, item_bytes, storage_dtype
 from rocket_core.sizes import budget
 from rocket_core.sizes.budget import Shape
@@ -73,6 +73,7 @@ class ModelShape:
         tower: the tower whose layers are selected; None for none.
         tables: `(d_in, d_out)` of token embedding and head, where they may be quantized.
         active_part: part of a block's weights that a token passes: less than 1 in a mixture of experts.
+        heads: attention heads of a block; 0 if they are unknown.
     """
 
     layers: tuple[tuple[Shape, ...], ...]
@@ -88,6 +89,7 @@ class ModelShape:
     tower: TowerShape | None = None
     tables: tuple[Shape, ...] = ()
     active_part: float = 1.0
+    heads: int = 0
 
     @property
     def shapes(self) -> list[Shape]:
@@ -358,6 +360,7 @@ def describe_model(
         stored_bytes=weights.decoded_bytes,
         tables=likely_tables(config, weights, ignore=ignore),
         active_part=active_part(config),
+        heads=find_number(config, HEADS) or 0,
     )
 
 

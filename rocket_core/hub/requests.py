@@ -21,7 +21,7 @@ from rocket_core.inspection.checks.preconditions import (
     parse_config,
     window_length,
 )
-from rocket_core.inspection.checks.prompts import check_acceptance, check_prompt_lengths, check_prompts, check_tasks
+from rocket_core.inspection.checks.prompts import check_loss_bounds, check_prompt_lengths, check_prompts, check_tasks
 from rocket_core.inspection.files.dataset_names import local_path_of
 from rocket_core.inspection.files.model_advice import advice_on_folder, advice_on_path, is_gguf_file
 from rocket_core.inspection.files.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder
@@ -157,7 +157,7 @@ def check_settings(settings: Mapping[str, Any], config: CompressionConfig, model
     if config.evaluate is not None:
         check_prompts(settings, config.evaluate.prompts, config.evaluate.answer_tokens, model)
         check_tasks(settings, config.evaluate.tasks, model)
-    check_acceptance(settings, config.accept, model)
+    check_loss_bounds(settings, config.loss_bounds, model)
 
 
 def check_data(

@@ -54,6 +54,7 @@ from rocket_core.pipeline.format_groups import check_experts
 from rocket_core.pipeline.requirements import check_target
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.sizes.target import ByLoss
 from rocket_core.system.devices import compute_dtype, resolve_devices
 from rocket_core.version import __version__
 
@@ -128,8 +129,9 @@ def run_identity(run: Run) -> RunIdentity:
     """Return the identity of a run's work.
 
     Calibration files are identified by their content, and windows by their length, whether it was given or is the
-    default; quotas, evaluation, verdict and benchmark are not part of it. A device counts by its kind and by the dtype
-    that it computes in: whether it was named or detected, and which of several it is, does not change the result.
+    default; quotas, verdict and benchmark are not part of it, nor is an evaluation that decides no size. A device
+    counts by its kind and by the dtype that it computes in: whether it was named or detected, and which of several it
+    is, does not change the result.
     """
     settings = run.config.model_dump(mode="json", exclude={"statistics_quota_bytes", "evaluate", "accept", "benchmark"})
     settings["device"] = run.device.type
@@ -137,6 +139,9 @@ def run_identity(run: Run) -> RunIdentity:
     settings["calibration"]["sequence_length"] = run.sequence_length
     reads_media = isinstance(run.inputs, MediaWithText)
     settings["calibration"]["dataset"] = dataset_identity(run.config.calibration.dataset, reads_media=reads_media)
+    if isinstance(run.config.target, ByLoss) and run.config.evaluate is not None:
+        dataset = dataset_identity(run.config.evaluate.dataset)
+        settings["evaluate"] = run.config.evaluate.model_dump(mode="json") | {"dataset": dataset}
     return RunIdentity(
         rocket_version=__version__,
         model=run.source.name,

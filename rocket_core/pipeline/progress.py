@@ -67,9 +67,14 @@ class Monitor:
         self._expected: frozenset[Stage] = frozenset()
         self._anchor: tuple[float, float] | None = None
         self._fraction = 0.0
+        self._rounds = 0
         self._stage: Stage = "downloading"
         self._last: Progress | None = None
         self._reported_at = 0.0
+
+    def begin_round(self) -> None:
+        """Let the stages from allocating on count as half of what is left of the run, as they may be repeated."""
+        self._rounds += 1
 
     def expect(self, seconds: Mapping[Stage, float]) -> None:
         """Divide the parts that stages have of the run by their expected seconds; other stages keep theirs."""
@@ -103,9 +108,11 @@ class Monitor:
         """
         self.check()
         self.costs.save_if_due()
-        stages = list(self._shares)
-        before = sum(self._shares[stage] for stage in stages[: stages.index(self._stage)])
-        self._fraction = max(self._fraction, min(1.0, before + share * self._shares[self._stage]))
+        done = self._before(self._stage) + share * self._shares[self._stage]
+        if self._rounds:
+            repeated = self._before("allocating")
+            done = 1 - (1 - repeated) * 0.5**self._rounds * (2 - (done - repeated) / (1 - repeated))
+        self._fraction = max(self._fraction, min(1.0, done))
         self._last = Progress(
             stage=self._stage, layer=layer, fraction=self._fraction, seconds_left=self._seconds_left()
         )
@@ -146,6 +153,10 @@ class Monitor:
     def finish(self) -> None:
         """Report the end of the run."""
         self.observer.on_progress(Progress(stage=self._stage, layer=None, fraction=1.0, seconds_left=0.0))
+
+    def _before(self, stage: Stage) -> float:
+        stages = list(self._shares)
+        return sum(self._shares[earlier] for earlier in stages[: stages.index(stage)])
 
     def _seconds_left(self) -> float | None:
         if self._anchor is None:

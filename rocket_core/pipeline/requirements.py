@@ -26,7 +26,7 @@ from rocket_core.estimates.healing import healing_footprint
 from rocket_core.estimates.tower_footprint import TowerShape, patch_numbers, tower_workload
 from rocket_core.inspection.checks.feasibility import may_be_needless, reach_of_layers
 from rocket_core.inspection.checks.model_reach import remark_on_rows
-from rocket_core.inspection.headers.model_fields import active_part, input_bytes
+from rocket_core.inspection.headers.model_fields import HEADS, active_part, find_number, input_bytes
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
@@ -97,6 +97,7 @@ def _workload(run: Run, windows: int, inputs: CalibrationInputs | None = None) -
 
 def _model_shape(run: Run) -> ModelShape:
     model = run.architecture.model
+    settings = model.config.to_dict()
     shapes = [tuple(run.architecture.shape(name) for name in block) for block in run.layers]
     parameters = [
         sum(parameter.numel() for parameter in model.get_submodule(run.architecture.block_name(index)).parameters())
@@ -121,7 +122,8 @@ def _model_shape(run: Run) -> ModelShape:
         predicts=natural_loss(model, reads_in_order=in_order) == "tokens",
         stored_bytes=run.checkpoint.decoded_bytes,
         tables=tuple(run.architecture.shape(table.name) for table in run.tables),
-        active_part=active_part(model.config.to_dict()),
+        active_part=active_part(settings),
+        heads=find_number(settings, HEADS) or 0,
     )
 
 

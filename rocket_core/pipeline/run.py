@@ -1,16 +1,13 @@
 """`compress` and `profile_model`: the stages in order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rocket_core.allocation import Allocation, chosen
 from rocket_core.allocation.predictor import ModelProfile
-from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import ModelSource
-from rocket_core.config import STAGES, CompressionConfig
+from rocket_core.config import STAGES, CompressionConfig, with_evaluation
 from rocket_core.errors import (
     CalibrationError,
     CheckpointError,
@@ -21,7 +18,7 @@ from rocket_core.errors import (
 from rocket_core.exports.output_folder import check_unused
 from rocket_core.hub.repository import HubAccess, offline
 from rocket_core.linalg.rough_products import fast_products
-from rocket_core.pipeline.devices.messages import CompressBlocks
+from rocket_core.pipeline.chosen_layers import ChosenLayers, Profiled, compress_chosen, compress_within_loss
 from rocket_core.pipeline.devices.processes import DeviceProcesses
 from rocket_core.pipeline.observer import Observer
 from rocket_core.pipeline.open_work import open_work
@@ -40,8 +37,7 @@ from rocket_core.pipeline.report_builder import (
 )
 from rocket_core.pipeline.requirements import check_needed, decoded_target
 from rocket_core.pipeline.run_coverage import coverage_of_run
-from rocket_core.pipeline.stages.artifact_size import unallocated_bytes
-from rocket_core.pipeline.stages.compress import compress_layers
+from rocket_core.pipeline.stages.accounting import account_for_tensors
 from rocket_core.pipeline.stages.download import open_original
 from rocket_core.pipeline.stages.evaluate import measure
 from rocket_core.pipeline.stages.export import export_reports, write_export
@@ -49,14 +45,12 @@ from rocket_core.pipeline.stages.healing.layers import heal_layers, healing_pass
 from rocket_core.pipeline.stages.profile import allocate_layers, profile_layers
 from rocket_core.pipeline.stages.publish import check_same_measurements, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
-from rocket_core.pipeline.stages.sequential.compression import SequentialCompression
-from rocket_core.pipeline.stages.token_tables import compress_tables
 from rocket_core.pipeline.stages.trial_run import check_export
-from rocket_core.pipeline.stages.units import CodedSizes, group_units
+from rocket_core.pipeline.state.loss_rounds import finished_rounds
 from rocket_core.pipeline.state.profile_cache import ProfileCache
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import CompressionReport, StageReport
-from rocket_core.sizes.target import Target
+from rocket_core.sizes.target import ByLoss, Target
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.version import __version__
 
@@ -100,9 +94,12 @@ def compress(
     Raises:
         RocketError: see `rocket_core.errors` for the kinds.
     """
-    output, target = Path(output), config.target
+    output, target, config = Path(output), config.target, with_evaluation(config)
     if target is None:
-        raise InvalidConfigError("specify a ratio, a target size in bytes (target_bytes) or bits per weight (bits)")
+        raise InvalidConfigError(
+            "specify a ratio, a target size in bytes (target_bytes), bits per weight (bits), or a bound on the loss "
+            "(max_kl or max_perplexity_increase)"
+        )
     if not resume:
         check_unused(output, config.export)
     with (
@@ -231,47 +228,17 @@ def _profile(prepared: PreparedRun, others: DeviceProcesses) -> tuple[ModelProfi
     return profile, profiled.skipped
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Allocated:
-    """What was chosen for each layer.
-
-    Attributes:
-        allocation: the solution of the knapsack.
-        decided: profiles of the layers that it decides.
-        selected: each of them with its candidate.
-        profiled: number of profiled layers that are not token tables.
-        skipped: layers that cannot be compressed, with the reason.
-    """
-
-    allocation: Allocation
-    decided: Sequence[LayerProfile]
-    selected: Sequence[tuple[LayerProfile, Candidate]]
-    profiled: int
-    skipped: dict[str, str]
-
-
-def _compress_layers(prepared: PreparedRun, target: Target) -> _Allocated:
+def _compress_layers(prepared: PreparedRun, target: Target) -> ChosenLayers:
     """Profile the model, allocate, and leave all compressed layers in the work folder."""
-    run, work, monitor = prepared.run, prepared.work, prepared.monitor
-    with DeviceProcesses(run, work) as others:
+    with DeviceProcesses(prepared.run, prepared.work) as others:
         profile, skipped = _profile(prepared, others)
-        with monitor.stage("allocating"):
-            allocation = allocate_layers(run, decoded_target(run, target), profile, work)
-            decided = profile.layers_for(target)
-            selected = chosen(decided, allocation, itemsize=run.dtype.itemsize)
-            monitor.observer.on_allocation([(profile.name, candidate) for profile, candidate in selected])
-        with monitor.stage("factorizing"), fast_products():
-            units = compress_tables(run, prepared.calibration, work, group_units(selected), monitor)
-            left = unallocated_bytes(run, allocation, selected)
-            if run.config.sequential:
-                sizes = CodedSizes(work, units, left)
-                SequentialCompression(run, prepared.calibration, work, units, sizes, monitor).complete()
-            else:
-                compression = CompressBlocks(units=tuple(units), left=left)
-                compress_layers(run, prepared.calibration, work, compression, monitor, others)
-    return _Allocated(
-        allocation=allocation, decided=decided, selected=selected, profiled=len(profile.layers), skipped=skipped
-    )
+        profiled = Profiled(profile=profile, skipped=skipped, others=others)
+        if isinstance(target, ByLoss):
+            return compress_within_loss(prepared, target, profiled)
+        with prepared.monitor.stage("allocating"):
+            target = decoded_target(prepared.run, target)
+            allocation = allocate_layers(prepared.run, target, profile, prepared.work)
+        return compress_chosen(prepared, target, allocation, profiled)
 
 
 def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
@@ -303,12 +270,14 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
         totals=totals_report(run, layers, exports),
         coverage=coverage_of_run(run),
         exports=exports,
+        tensors=account_for_tensors(run, work, run.config.evaluated_export, by_name),
         layers=layers,
         tables=tuple(layer.name for layer in found.decided[found.profiled :]),
         skipped=run.skipped | found.skipped,
         refinement=block_reports(run, refined),
         healing=healing,
         evaluation=evaluation,
+        rounds=finished_rounds(work),
         verdict=verdict(run.config, evaluation, found.allocation),
         speed=speed,
     )

@@ -14,7 +14,7 @@ from rocket_core.report.run_commands import run_commands
 from rocket_core.report.schema import NO_DATASET, CalibrationReport, CompressionReport
 from rocket_core.report.speed import SPEED_COLUMNS, speed_rows
 from rocket_core.sizes.budget import remaining_parameters
-from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByRatio
+from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByLoss, ByRatio
 
 # How much of the original's card is read: the licence is in its first lines.
 _CARD_BYTES = 2**20
@@ -157,6 +157,8 @@ def _target(report: CompressionReport) -> str:
             return f"target size {size:,} bytes"
         case ByBits() as target:
             return f"target {target.text} of the layers"
+        case ByLoss() as target:
+            return f"target {target.text}, as small as possible"
         case ByFormat() as target:
             return f"all layers in {target.text}"
         case None:

@@ -12,8 +12,10 @@ from rocket_core.estimates.coverage import Coverage
 from rocket_core.report.calibrated_text import CalibratedText
 from rocket_core.report.formatting import bytes_text, kwh_text, percent_text
 from rocket_core.report.healing import HealingReport
+from rocket_core.report.loss_rounds import LossRound
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.speed import SpeedReport
+from rocket_core.report.tensor_groups import TensorGroup
 from rocket_core.report.verdict import Verdict
 from rocket_core.schema import FrozenModel
 from rocket_core.sizes.block_types import BlockType
@@ -302,6 +304,8 @@ class CompressionReport(FrozenModel):
     """how much of the model was selected; None in reports from before this field existed."""
     exports: tuple[ExportReport, ...]
     """artifacts written."""
+    tensors: tuple[TensorGroup, ...] = ()
+    """what became of every tensor of the original in the artifact that the engine reads; empty in older reports."""
     layers: tuple[LayerReport, ...]
     """one entry per compressible layer, in model order; then those of `tables`."""
     tables: tuple[str, ...] = ()
@@ -316,6 +320,10 @@ class CompressionReport(FrozenModel):
     """how the stored numbers were trained afterwards; errors of layers are those before. None if they were not."""
     evaluation: EvaluationReport | None = None
     """quality before and after; None if none was requested, and in reports from before this field existed."""
+    rounds: tuple[LossRound, ...] = ()
+    """sizes that were tried to meet a bound on the measured loss, in order; empty for other targets, and in older
+    reports.
+    """
     verdict: Verdict | None = None
     """whether the measured quality is accepted; None if no bounds were given, and in older reports."""
     speed: SpeedReport | None = None

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from rocket_core.sizes.budget import BudgetUnit, bits_budget, parameter_budget
-from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByRatio, Target
+from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByLoss, ByRatio, Target
 
 # The nearest reachable ratio is reported in steps of this fraction, so that it is short enough to type.
 RATIO_STEPS = 10_000
@@ -113,6 +113,9 @@ class Reach:
                 return self._ratio_within(size - self.other_bytes)
             case ByBits(bits=bits):
                 return self._ratio_within(bits_budget(self.parameters, bits))
+            case ByLoss():
+                # Only measuring tells.
+                return 0.0
             case ByFormat():
                 return self._ratio_within(self.smallest * self.unit_bytes)
             case _:
@@ -160,8 +163,8 @@ class Reach:
                     f"{target.text} are out of reach: the selected layers take at least {least}; "
                     f"{_advice(certain, least, 'more')}"
                 )
-            case ByFormat():
-                raise AssertionError("a format has the size that it has")
+            case ByFormat() | ByLoss():
+                raise AssertionError("refused by nothing that is known of sizes")
             case _:
                 assert_never(target)
 

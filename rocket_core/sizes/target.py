@@ -1,8 +1,10 @@
-"""What a compression aims at: a ratio, a size, bits per weight, or one format for every layer."""
+"""What a compression aims at: a ratio, a size, bits per weight, a measured loss, or one format for every layer."""
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
@@ -10,6 +12,9 @@ from rocket_core.sizes.code_format import CodeBits, CodeFormat
 
 BitsPerWeight = Annotated[float, Field(gt=0, le=16)]
 """Stored bits for each weight of the compressible layers."""
+
+LossMeasure = Literal["max_kl", "max_perplexity_increase"]
+"""A bound on a measured loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,24 +90,63 @@ class ByFormat:
         return f"{self.bits} bits, {f'groups of {self.group_size}' if self.group_size else 'a scale per output'}"
 
 
-Target = ByRatio | ByBytes | ByBits | ByFormat
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByLoss:
+    """A measured loss, with the file as small as possible, which counts bytes whatever the budget unit is.
+
+    Attributes:
+        measure: what is measured: the KL divergence from the original, or the increase of the perplexity.
+        bound: the most that is measured, above 0: nats per token, or a fraction of the original's perplexity.
+    """
+
+    measure: LossMeasure
+    bound: float
+
+    @property
+    def text(self) -> str:
+        """The bound as people say it."""
+        if self.measure == "max_kl":
+            return f"KL divergence of at most {self.bound:.4g} nats per token"
+        return f"perplexity increase of at most {100 * self.bound:.4g} %"
+
+    @property
+    def nats(self) -> float:
+        """The bound as an increase of the loss, in nats per token."""
+        return self.bound if self.measure == "max_kl" else math.log1p(self.bound)
 
 
-def target_of(
-    ratio: float | int | None, target_bytes: int | None, bits: float | int | None
-) -> ByRatio | ByBytes | ByBits | None:
-    """Return the target that three members of a request, a row or a command line specify; None if none is given.
+Target = ByRatio | ByBytes | ByBits | ByFormat | ByLoss
+
+
+MEMBERS: frozenset[str] = frozenset({"ratio", "target_bytes", "bits", *get_args(LossMeasure)})
+"""Members of a request, a row or settings that each specify a target."""
+
+
+def target_of(members: Mapping[str, float | int | None]) -> ByRatio | ByBytes | ByBits | ByLoss | None:
+    """Return the target that members of a request, a row or settings specify; None if none is given.
+
+    Args:
+        members: values by name, some of `MEMBERS`; those that are None are not given.
 
     Raises:
         ValueError: more than one is given.
     """
-    if sum(value is not None for value in (ratio, target_bytes, bits)) > 1:
-        raise ValueError("specify only one of ratio, target_bytes and bits")
-    if ratio is not None:
-        return ByRatio(ratio=float(ratio))
-    if bits is not None:
-        return ByBits(bits=float(bits))
-    return None if target_bytes is None else ByBytes(target_bytes=target_bytes)
+    given = {name: value for name, value in members.items() if value is not None}
+    if len(given) > 1:
+        raise ValueError("specify only one of ratio, target_bytes, bits, max_kl and max_perplexity_increase")
+    match given:
+        case {"ratio": ratio}:
+            return ByRatio(ratio=float(ratio))
+        case {"target_bytes": size}:
+            return ByBytes(target_bytes=int(size))
+        case {"bits": bits}:
+            return ByBits(bits=float(bits))
+        case {"max_kl": bound}:
+            return ByLoss(measure="max_kl", bound=float(bound))
+        case {"max_perplexity_increase": bound}:
+            return ByLoss(measure="max_perplexity_increase", bound=float(bound))
+        case _:
+            return None
 
 
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)

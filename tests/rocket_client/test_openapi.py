@@ -41,6 +41,8 @@ METHODS = {
         {"model_id": "a/b", "ratio": 0.3, "evaluate": {}},
         {"model_id": "a/b", "target_bytes": 10**9},
         {"model_id": "a/b", "bits": 4.5},
+        {"model_id": "a/b", "max_kl": 0.1},
+        {"model_id": "a/b", "max_perplexity_increase": 0.1},
     ],
     "profile": [
         {"model_id": "local/tiny"},
@@ -56,6 +58,8 @@ METHODS = {
         {"model_id": "local/tiny", "ratio": 0.3},
         {"model_id": "local/tiny", "target_bytes": 10**9},
         {"model_id": "local/tiny", "bits": 4.5},
+        {"model_id": "local/tiny", "max_kl": 0.1},
+        {"model_id": "local/tiny", "max_perplexity_increase": 0.1},
         {"model_id": "a/b", "hub_token": "t"} | JOB_REQUEST,
     ],
     "upload": [{"file": Path("a.txt")}, {"file": Path("a.jsonl")}],

@@ -29,12 +29,28 @@ def test_bits_are_sent(remote, client):
     assert "≤ 4.5 bits" in remote("jobs").out
 
 
+def test_bounds_on_the_loss_are_sent(remote, client):
+    assert remote("submit", "local/tiny", "--max-kl", "0.02").code == 0
+    assert remote("submit", "local/tiny", "--max-perplexity-increase", "2%", "--evaluate-samples", "5").code == 0
+    relative, absolute = client.list_jobs().data
+    assert (absolute.kind, absolute.ratio, absolute.max_kl, absolute.evaluate.dataset) == (
+        "compression",
+        None,
+        0.02,
+        "builtin",
+    )
+    assert (relative.max_kl, relative.max_perplexity_increase, relative.evaluate.samples) == (None, 0.02, 5)
+    listed = remote("jobs").out
+    assert "KL ≤ 0.02" in listed
+    assert "perplexity ≤ +2.0%" in listed
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ((), "specify exactly one"),
         (("--ratio", "0.3", "--size", "1GB"), "specify exactly one"),
-        (("--bits", "3", "--size", "1GB"), "--ratio, --size or --bits: specify exactly one"),
+        (("--bits", "3", "--size", "1GB"), "--bits, --max-kl or --max-perplexity-increase: specify exactly one"),
         (("--bits", "4", "--method", "gptq"), "--bits: is for the method rocket; gptq takes --code-bits"),
         (("--ratio", "30"), "to remove 30 %, use 0.3 or 30%"),
         (("--ratio", "third"), "is not a valid number; use for example 0.3 or 30%"),
@@ -43,6 +59,10 @@ def test_bits_are_sent(remote, client):
         (("--bits", "0"), "greater than 0"),
         (("--bits", "40"), "less than or equal to 16"),
         (("--size", "much"), "is not a size"),
+        (("--max-kl", "0"), "greater than 0"),
+        (("--max-kl", "0.1", "--size", "1MB"), "specify exactly one"),
+        (("--max-perplexity-increase", "2"), "for 2 %, write 0.02"),
+        (("--max-kl", "0.1", "--heal", "1M"), "heal the result, or give a size"),
     ],
 )
 def test_wrong_targets_are_refused_before_sending(remote, client, arguments, said):
@@ -78,12 +98,14 @@ def test_both_clients_require_exactly_one_target(connect, server):
             for ask in (rocket.submit, rocket.estimate):
                 with pytest.raises(InvalidArgumentError, match="ratio"):
                     ask("local/tiny", **wrong)
-        with pytest.raises(InvalidArgumentError, match="above 0, up to 16"):
+        with pytest.raises(InvalidArgumentError, match="above 0 and up to 16"):
             rocket.submit("local/tiny", bits=float("inf"))
         with pytest.raises(ProblemError, match="a ratio of 0 removes nothing"):
             rocket.submit("local/tiny", ratio=0)
         assert rocket.submit("local/tiny", bits=4).bits == 4
         assert rocket.estimate("local/tiny", bits=8).ratio == 0.5
+        assert rocket.submit("local/tiny", max_kl=0.1).max_kl == 0.1
+        assert "sizes are tried" in rocket.estimate("local/tiny", max_kl=0.1).seconds_unknown
         assert rocket.profile("local/tiny").kind == "profile"
         assert rocket.estimate("local/tiny", target_bytes=4_000_000).ratio > 0
         assert rocket.submit("local/tiny", options={"method": "rtn"}).options["code_bits"] == 4

@@ -137,9 +137,9 @@ def test_methods_of_one_format_have_a_default_format(method):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"method": "gptq", "ratio": 0.5}, "leave ratio, target_bytes and bits out"),
-        ({"method": "rtn", "target_bytes": 10}, "leave ratio, target_bytes and bits out"),
-        ({"method": "gptq", "bits": 4}, "code_bits, which .*bits is for the method rocket"),
+        ({"method": "gptq", "ratio": 0.5}, "leave ratio out"),
+        ({"method": "rtn", "target_bytes": 10}, "leave target_bytes out"),
+        ({"method": "gptq", "bits": 4}, "code_bits, which .*leave bits out, which is for other methods"),
         ({"method": "gptq", "budget": "parameters"}, "budget must be bytes"),
         ({"method": "gptq", "code_bits": 9}, "code_bits.0: Input should be 2, 3, 4, 5, 6, 7 or 8"),
         ({"method": "gptq", "group_size": 16}, "group_size: Input should be 0, 32, 64 or 128"),

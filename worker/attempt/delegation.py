@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from app.shared.confinement import Sandbox
 from app.shared.repositories import outputs, works
+from rocket_core.allocation.loss_search import MOST_ROUNDS
 from rocket_core.config import STAGES, Stage
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.report.healing import HealingPoint
@@ -277,6 +278,7 @@ class _Conversation:
         self._fail = fail
         self._stage = 0
         self._points = 0
+        self._rounds = 0
         self._has_required = False
         self.limits: ProcessLimits | None = None
 
@@ -330,9 +332,11 @@ class _Conversation:
 
     def _advance(self, message: Advanced) -> None:
         stage = STAGES.index(message.stage)
-        # Each change of stage is an event of the job; this limits the number of events to the number of stages.
+        # Each change of stage is an event of the job; this limits the number of events.
         if stage < self._stage:
-            raise ChannelError("a run that goes back to an earlier stage")
+            self._rounds += 1
+            if (self.stage, message.stage) != ("evaluating", "allocating") or self._rounds > MOST_ROUNDS:
+                raise ChannelError("a run that goes back to an earlier stage")
         self._stage = stage
         self._writer.on_progress(message)
 

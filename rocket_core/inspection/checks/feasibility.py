@@ -15,7 +15,7 @@ from rocket_core.inspection.headers.weight_summary import WeightSummary, item_by
 from rocket_core.sizes.budget import Shape
 from rocket_core.sizes.code_format import ANY_CODES, CodeChoices
 from rocket_core.sizes.reachability import Reach
-from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByRatio
+from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByLoss, ByRatio
 
 
 def check_feasible(
@@ -58,7 +58,7 @@ def check_feasible(
             if family_of(settings) not in PREFIXES and any_selection_allows(weights, target, config, itemsize):
                 return
             reach = reach_of_headers(settings, weights, config)
-        case ByFormat() | None:
+        case ByFormat() | ByLoss() | None:
             return
         case unknown:
             assert_never(unknown)

@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from rocket_core.config import AcceptanceConfig
 from rocket_core.errors import CheckpointFormatError, InvalidConfigError
 from rocket_core.inspection.headers.model_fields import positions, predicts_tokens
 from rocket_core.system.time_limit import time_limit
@@ -111,24 +110,24 @@ def cannot_score(model: str) -> InvalidConfigError:
     return InvalidConfigError(f"{model} predicts no tokens, which zero-shot tasks score; leave tasks out")
 
 
-def check_acceptance(config: Mapping[str, object], accept: AcceptanceConfig | None, model: str) -> None:
-    """Raise an error if a verdict is asked for on a model that has none of the measured figures.
+def check_loss_bounds(config: Mapping[str, object], bounds: str | None, model: str) -> None:
+    """Raise an error if a target or a verdict is about figures that a model has none of.
 
     Args:
         config: the content of config.json.
-        accept: the bounds; None if no verdict is asked for.
+        bounds: see `CompressionConfig.loss_bounds`.
         model: name of the model in messages.
 
     Raises:
         InvalidConfigError: the model predicts no tokens.
     """
-    if accept is not None and not predicts_tokens(config):
-        raise cannot_judge(model)
+    if bounds is not None and not predicts_tokens(config):
+        raise cannot_judge(model, bounds)
 
 
-def cannot_judge(model: str) -> InvalidConfigError:
+def cannot_judge(model: str, bounds: str) -> InvalidConfigError:
     """Return the error for a model that bounds on its predictions cannot judge."""
-    return InvalidConfigError(f"{model} predicts no tokens, which the bounds of accept are about; leave accept out")
+    return InvalidConfigError(f"{model} predicts no tokens, which {bounds} is about; leave {bounds} out")
 
 
 def cannot_answer(model: str) -> InvalidConfigError:

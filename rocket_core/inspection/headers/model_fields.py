@@ -29,6 +29,9 @@ _PADDED_POSITIONS = frozenset(
 HIDDEN_SIZES = ("hidden_size", "n_embd", "d_model", "dim")
 """Names of the field with the numbers per token between two blocks."""
 
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+"""Names of the field with the attention heads of a block."""
+
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "context_length")
 """Names of the field with the number of tokens that a model can attend to."""
 

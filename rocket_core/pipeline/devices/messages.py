@@ -41,7 +41,7 @@ class CompressBlocks(FrozenModel):
     kind: Literal["compress"] = "compress"
     units: tuple[CompressionUnit, ...]
     """what is compressed, in model order."""
-    left: int
+    left: int | None
     """bytes of the budget that the allocation left for entropy-coded layers."""
 
 

@@ -22,7 +22,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.export import plan_untouched
 from rocket_core.sizes.block_types import BlockType
 from rocket_core.sizes.code_format import coded_format
-from rocket_core.sizes.target import ByBytes
+from rocket_core.sizes.target import ByBytes, ByLoss
 
 # Each round uses the bytes that the previous one left; names and offsets hardly change after the second.
 _ROUNDS = 6
@@ -107,8 +107,10 @@ def fill_size(run: Run, size: int, predictor: Predictor) -> Allocation:
     return best
 
 
-def unallocated_bytes(run: Run, allocation: Allocation, selected: Sequence[tuple[LayerProfile, Candidate]]) -> int:
-    """Return the bytes of the budget that an allocation leaves for entropy-coded layers.
+def unallocated_bytes(
+    run: Run, allocation: Allocation, selected: Sequence[tuple[LayerProfile, Candidate]]
+) -> int | None:
+    """Return the bytes of the budget that an allocation leaves for entropy-coded layers; None without a budget.
 
     Args:
         run: the run.
@@ -120,6 +122,9 @@ def unallocated_bytes(run: Run, allocation: Allocation, selected: Sequence[tuple
             # Longer streams may have more digits in the header, in a shape and two offsets of each.
             coded = sum(candidate.kind == "entropy_coded" for _, candidate in selected)
             return size - artifact_bytes(run, selected) - _DIGITS * 2 * coded
+        case ByLoss():
+            # So that a layer has the same result in every round in which it has the same candidate.
+            return None
         case _:
             return allocation.budget - allocation.kept
 

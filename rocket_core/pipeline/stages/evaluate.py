@@ -5,7 +5,7 @@ what was not complete.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -65,6 +65,14 @@ class EvaluationPlan:
     dense: ModelFolder
     how: Measurement
 
+    @property
+    def of_text(self) -> "EvaluationPlan":
+        """The same without tasks and prompts."""
+        nothing: dict[str, tuple[()]] = {"tasks": (), "prompts": ()}
+        return replace(
+            self, settings=self.settings.model_copy(update=nothing), how=replace(self.how, tasks=(), prompts=())
+        )
+
 
 def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | None:
     """Load text and tasks before long work starts, so that problems with them are reported early.
@@ -91,8 +99,8 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
     dense = open_model(run.source.folder)
     if settings.tasks and not dense.predicts_tokens:
         raise cannot_score(run.source.name)
-    if run.config.accept is not None and not dense.predicts_tokens:
-        raise cannot_judge(run.source.name)
+    if run.config.loss_bounds is not None and not dense.predicts_tokens:
+        raise cannot_judge(run.source.name, run.config.loss_bounds)
     prompts = read_prompts(dense, settings.prompts, settings.answer_tokens)
     try:
         text = read_text(

@@ -1,6 +1,7 @@
 """Export of the artifacts: safetensors tensor by tensor, config and tokenizer files."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
@@ -60,7 +61,7 @@ def write_export(
     finished = work.finished_export(kind)
     if finished is not None:
         return finished
-    folder, stored = work.new_export(kind), _stored_layers(run, layers)
+    folder, stored = work.new_export(kind), stored_layers(run, layers)
     _write_weights(run, work, kind, folder, stored, lambda share, key: monitor.step(_share(run, kind, share), key))
     if kind != "gguf":
         _write_description(run, work, folder, kind, stored)
@@ -91,7 +92,7 @@ def check_weights(
         monitor.pulse()
 
     try:
-        _write_weights(run, work, kind, folder, _stored_layers(run, layers), on_tensor, opener=compared)
+        _write_weights(run, work, kind, folder, stored_layers(run, layers), on_tensor, opener=compared)
     except DifferentContentError as error:
         raise FaultyResultError(f"{error}, at {last[0]}") from error
 
@@ -110,7 +111,7 @@ def _write_weights(
     if kind == "gguf":
         _write_gguf(run, work, folder, stored, on_tensor, opener)
         return
-    plans = list(_plans(run, work, kind, stored))
+    plans = _plans(run, work, kind, stored)
     tensors = iter(range(len(plans)))
     write_checkpoint(
         folder,
@@ -141,14 +142,14 @@ def write_unhealed(
     Returns:
         The artifact's folder.
     """
-    folder, stored = work.new_scratch(), _stored_layers(run, layers)
-    plans = list(_plans(run, work, "rocket", stored))
+    folder, stored = work.new_scratch(), stored_layers(run, layers)
+    plans = _plans(run, work, "rocket", stored)
     write_checkpoint(folder, plans, max_shard_bytes=run.config.max_shard_bytes, on_tensor=on_tensor)
     _write_description(run, work, folder, "rocket", stored)
     return folder
 
 
-def _stored_layers(run: Run, layers: Mapping[str, LayerReport]) -> dict[str, LayerReport]:
+def stored_layers(run: Run, layers: Mapping[str, LayerReport]) -> dict[str, LayerReport]:
     """Return the layers that are not dense by their names in the files."""
     return {run.disk_name(name): layer for name, layer in layers.items() if layer.kind != "dense"}
 
@@ -161,8 +162,25 @@ def _write_description(
     artifact_folder.copy_companions(run.source.folder, run.source.name, folder)
 
 
-def _plans(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, LayerReport]) -> Iterator[TensorPlan]:
-    """Yield the tensors of an artifact, given the layers that are not dense by their names in its files."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedTensor:
+    """What a tensor of the checkpoint becomes in an artifact of safetensors.
+
+    Attributes:
+        entry: the tensor, of which those of all experts may be split.
+        plans: the tensors of the artifact.
+        is_compressed: whether it is the weight of a layer that does not stay dense, or holds such weights.
+    """
+
+    entry: TensorEntry
+    plans: Sequence[TensorPlan]
+    is_compressed: bool
+
+
+def planned_tensors(
+    run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, LayerReport]
+) -> Iterator[PlannedTensor]:
+    """Yield what becomes of each tensor, given the layers that are not dense by their names in the files."""
     split = kind == "rocket"
     entries = run.artifact_entries(layer.name for layer in stored.values()) if split else run.checkpoint.entries
     trained = trained_entries(work)
@@ -173,11 +191,16 @@ def _plans(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, 
             (part, stored[stem]) for name, part in parts.items() if (stem := name.removesuffix(".weight")) in stored
         ]
         if layer is not None:
-            yield from _plan_layer(run, work, kind, layer, entry)
+            plans = list(_plan_layer(run, work, kind, layer, entry))
         elif experts:
-            yield _plan_experts(run, work, entry, experts)
+            plans = [_plan_experts(run, work, entry, experts)]
         else:
-            yield plan_untouched(run, trained.get(key, entry))
+            plans = [plan_untouched(run, trained.get(key, entry))]
+        yield PlannedTensor(entry=entry, plans=plans, is_compressed=layer is not None or bool(experts))
+
+
+def _plans(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, LayerReport]) -> list[TensorPlan]:
+    return [plan for planned in planned_tensors(run, work, kind, stored) for plan in planned.plans]
 
 
 def export_reports(folders: Mapping[ExportKind, Path]) -> tuple[ExportReport, ...]:
@@ -200,6 +223,19 @@ def plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
     return plan_tensor(entry.key, run.dtype, entry.shape, entry.read)
 
 
+def gguf_sources(run: Run, work: WorkFolder, stored: Mapping[str, LayerReport]) -> list[GgufSource]:
+    """Return the tensors that a GGUF file is written from, given the layers that are not dense by their names."""
+    sources = []
+    trained = trained_entries(work)
+    for key, untouched in run.split_entries().items():
+        entry = trained.get(key, untouched)
+        layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
+        blocks = None if layer is None else stored_blocks(work, layer.name)
+        storage, read = (gguf_storage(run.dtype), entry.read) if blocks is None else (blocks[0], blocks[1].read)
+        sources.append(GgufSource(key=key, shape=tuple(entry.shape), storage=storage, read=read))
+    return sources
+
+
 def _write_gguf(
     run: Run,
     work: WorkFolder,
@@ -209,14 +245,7 @@ def _write_gguf(
     opener: Opener,
 ) -> None:
     assert run.gguf is not None, "the settings have the export"
-    sources = []
-    trained = trained_entries(work)
-    for key, untouched in run.split_entries().items():
-        entry = trained.get(key, untouched)
-        layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
-        blocks = None if layer is None else stored_blocks(work, layer.name)
-        storage, read = (gguf_storage(run.dtype), entry.read) if blocks is None else (blocks[0], blocks[1].read)
-        sources.append(GgufSource(key=key, shape=tuple(entry.shape), storage=storage, read=read))
+    sources = gguf_sources(run, work, stored)
     tensors, count = iter(range(len(sources))), len(sources)
     write_model(
         folder / GGUF_NAME,

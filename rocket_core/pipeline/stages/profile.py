@@ -26,7 +26,7 @@ from rocket_core.pipeline.stages.token_tables import NEVER_CALLED, profile_table
 from rocket_core.pipeline.stages.units import shared_name
 from rocket_core.pipeline.state.records import BlockRecord
 from rocket_core.pipeline.state.work_folder import WorkFolder
-from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByRatio, Target
+from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByLoss, ByRatio, Target
 from rocket_core.system.process_memory import return_freed_memory
 
 
@@ -216,7 +216,7 @@ def allocate_layers(run: Run, target: Target, profile: ModelProfile, work: WorkF
         match target:
             case ByBytes(target_bytes=size):
                 allocation = fill_size(run, size, predictor)
-            case ByRatio() | ByBits() | ByFormat():
+            case ByRatio() | ByBits() | ByFormat() | ByLoss():
                 allocation = predictor.allocate(target)
             case _:
                 assert_never(target)

@@ -58,17 +58,17 @@ class CodedSizes:
     Args:
         work: work folder with the outcomes of finished layers.
         units: all units.
-        left: bytes of the budget that the allocation left.
+        left: bytes of the budget that the allocation left; None where each layer may take those of its candidate only.
     """
 
-    def __init__(self, work: WorkFolder, units: Sequence[CompressionUnit], left: int) -> None:
+    def __init__(self, work: WorkFolder, units: Sequence[CompressionUnit], left: int | None) -> None:
         self._work = work
         self._unfinished = [unit for unit in units if _is_coded(unit)]
         self._left = left
 
     @classmethod
     def of_block(
-        cls, work: WorkFolder, block: Sequence[CompressionUnit], units: Sequence[CompressionUnit], left: int
+        cls, work: WorkFolder, block: Sequence[CompressionUnit], units: Sequence[CompressionUnit], left: int | None
     ) -> "CodedSizes":
         """Return the sizes of a block's layers, which depend on no other block: it gets its part of what is left.
 
@@ -78,6 +78,8 @@ class CodedSizes:
             units: all units.
             left: bytes of the budget that the allocation left.
         """
+        if left is None:
+            return cls(work, block, None)
         whole = sum(_bytes(unit) for unit in units if _is_coded(unit))
         own = sum(_bytes(unit) for unit in block if _is_coded(unit))
         return cls(work, block, max(0, left) * own // whole if whole else 0)
@@ -86,12 +88,12 @@ class CodedSizes:
         """Note the bytes that finished layers take after refinement of their block."""
         for layer, taken in stored_bytes.items():
             outcome = self._work.outcome(layer)
-            if outcome is not None:
+            if outcome is not None and self._left is not None:
                 self._left += outcome.stored_bytes - taken
 
     def sized(self, unit: CompressionUnit) -> CompressionUnit:
         """Return an unfinished unit with the bytes that it may take; other kinds are unchanged."""
-        if not _is_coded(unit):
+        if self._left is None or not _is_coded(unit):
             return unit
         unfinished = []
         for other in self._unfinished:

@@ -130,8 +130,28 @@ def test_bounds_are_sent_with_an_evaluation_and_kept(submit, client, page):
 
 
 @pytest.mark.parametrize(
+    ("loss", "measure", "member", "bound"),
+    [("0.02", "max_kl", "max_kl", 0.02), ("2", "max_perplexity_increase", "max_perplexity_increase", 0.02)],
+)
+def test_a_loss_can_be_the_target(submit, client, page, loss, measure, member, bound):
+    made = submit(target="loss", loss=loss, loss_measure=measure).headers["Location"]
+    [job] = client.get("/jobs").json()["data"]
+    assert (job[member], job["ratio"], job["evaluate"]["dataset"]) == (bound, None, "builtin")
+    text = page("GET", made).text
+    assert ("KL at most 0.02" if measure == "max_kl" else "at most 2.0% more perplexity") in text
+    again = re.search(r'href="(/ui/new\?[^"]+)">New job with these settings', text)[1]
+    form = page("GET", html.unescape(again)).text
+    assert re.search(rf'name="loss"[^>]* value="{float(loss):g}(\.0)?"', form)
+    assert re.search(rf'<option value="{measure}" selected', form)
+    assert re.search(r'id="target-loss"[^>]* checked', form)
+
+
+@pytest.mark.parametrize(
     ("fields", "field", "said"),
     [
+        ({"target": "loss", "loss": "0"}, "loss", "greater than 0"),
+        ({"target": "loss", "loss": "much"}, "loss", "valid number"),
+        ({"target": "loss", "loss": "150", "loss_measure": "max_perplexity_increase"}, "loss", "less than 1"),
         ({"accept_kl": "0.1"}, "evaluate", "needs it measured; choose this as well"),
         ({"evaluate": "yes", "accept_kl": "0"}, "accept_kl", "greater than 0"),
         ({"evaluate": "yes", "accept_perplexity_increase": "2"}, "accept_perplexity_increase", "write 0.02"),
@@ -206,7 +226,7 @@ def test_a_profile_for_sizes_is_found_by_sizes_alone(page, client, worker):
     ("changes", "status", "said"),
     [
         ({"ratio": "2"}, 422, "less than 1"),
-        ({"ratio": ""}, 422, "specify one of ratio, target_bytes and bits"),
+        ({"ratio": ""}, 422, "specify one of ratio, target_bytes, bits, max_kl and"),
         ({"target": "size", "size": "much"}, 422, "is not a size; use a number of bytes"),
         ({"target": "size", "size": "50%"}, 422, "or give a ratio: 50% is removed then"),
         ({"target": "size", "size": "3"}, 422, "write for example 3MB or 3GB"),
@@ -215,7 +235,7 @@ def test_a_profile_for_sizes_is_found_by_sizes_alone(page, client, worker):
         ({"target": "bits", "bits": "0"}, 422, "greater than 0"),
         ({"target": "bits", "bits": "0.5"}, 422, "0.5 bits per weight are out of reach"),
         ({"target": "bits", "bits": "many"}, 422, "valid number"),
-        ({"target": "bits", "bits": ""}, 422, "specify one of ratio, target_bytes and bits"),
+        ({"target": "bits", "bits": ""}, 422, "specify one of ratio, target_bytes, bits, max_kl and"),
         ({"model_id": "tiny"}, 422, "is not a valid model id"),
         ({"model_id": "local/none"}, 422, "the form of a new job lists"),
         ({"samples": "many"}, 422, "integer"),

@@ -16,16 +16,17 @@ from tests.sampling import sweep
 
 pytestmark = pytest.mark.slow
 
-KEPT = [("llama", "parameters"), ("bert", "bytes")]
+KEPT = [("llama", "parameters"), ("llama", "bytes"), ("bert", "bytes")]
 CASES = [(family, unit) for family in ("llama", "gpt2", "bert", "t5", "gpt_neox") for unit in ("parameters", "bytes")]
 
 
 def ends(predictor):
     """Yield what the page asks at both ends of each slider, as its controls and as its numbers allow."""
-    shown = WhatIf(predictor, Question(choice=None, size=None, bits=None, ratio=None), within_reach=True)
+    nothing = dict.fromkeys(("size", "bits", "loss", "ratio"))
+    shown = WhatIf(predictor, Question(choice=None, **nothing), within_reach=True)
     for choice, slider in shown.sliders.items():
         for value in {slider.first, slider.least, slider.most}:
-            numbers = dict.fromkeys(("size", "bits", "ratio")) | {choice: value}
+            numbers = nothing | {choice: value}
             yield WhatIf(predictor, Question(choice=choice, **numbers), within_reach=False)
 
 
@@ -40,7 +41,10 @@ def test_a_job_is_accepted_at_both_ends_of_each_slider(family, unit, tmp_path):
     profile = profile_model(str(folder), tmp_path / "work", compression_config(**settings, budget=unit), profiles=cache)
     predictor = profile.predictor()
     asked = list(ends(predictor))
-    assert {one.choice for one in asked} == ({"ratio"} if unit == "parameters" else {"size", "bits", "ratio"})
+    offered = {"ratio"} if unit == "parameters" else {"size", "bits", "ratio"}
+    offered |= {"loss"} if unit == "bytes" and predictor.profile.text is not None else set()
+    assert {one.choice for one in asked} == offered
+    assert ("loss" in offered) == (unit == "bytes" and family not in {"bert", "t5"})
     for number, one in enumerate(asked):
         allocation = predictor.allocate(one.target)
         others = predictor.profile.bytes_beside(len(allocation.choices))
@@ -61,7 +65,9 @@ def test_a_job_is_accepted_at_both_ends_of_each_slider(family, unit, tmp_path):
             continue
         judge(question)
         sent = json.loads(request.model_dump_json())
-        target = {name: sent[name] for name in ("ratio", "target_bytes", "bits")}
+        target = {name: sent[name] for name in ("ratio", "target_bytes", "bits", "max_kl")}
+        # The text of the calibration is too short to leave any.
+        target["evaluate"] = sent["evaluate"]
         report = compress(
             str(folder), tmp_path / f"out{number}", compression_config(**settings, **target), profiles=cache
         )

@@ -35,6 +35,8 @@ def test_options_match_the_settings_of_the_library():
         "ratio",
         "target_bytes",
         "bits",
+        "max_kl",
+        "max_perplexity_increase",
         "calibration",
         "evaluate",
         "accept",
@@ -171,6 +173,8 @@ def test_a_fingerprint_includes_an_evaluation_only_if_requested():
         "accept": True,
         "target_bytes": True,
         "bits": True,
+        "max_kl": True,
+        "max_perplexity_increase": True,
         "benchmark": True,
         "source_job_id": True,
         "on_source": True,
@@ -261,11 +265,29 @@ def test_a_fingerprint_includes_a_benchmark_only_if_requested():
     assert measured.compression_config().benchmark
 
 
-@pytest.mark.parametrize("target", [{"target_bytes": 1000}, {"bits": 4.5}])
+@pytest.mark.parametrize("target", [{"target_bytes": 1000}, {"bits": 4.5}, {"max_kl": 0.1}])
 def test_a_target_in_bytes_is_stored_with_that_budget(target):
     request = JobRequest(model_id="local/x", **target)
     assert request.options.budget == "bytes"
     assert JobRequest.model_validate_json(request.model_dump_json()) == request
+
+
+def test_a_bound_on_the_loss_is_measured():
+    plain = JobRequest(model_id="local/x", max_kl=0.1)
+    assert plain.evaluate == EvaluationRequest()
+    other = JobRequest(model_id="local/x", max_kl=0.1, calibration={"dataset": "local/a.txt"})
+    assert other.evaluate.dataset == "local/a.txt"
+    asked = JobRequest(model_id="local/x", max_perplexity_increase=0.1, evaluate={"samples": 3})
+    assert (asked.evaluate.dataset, asked.evaluate.samples) == ("builtin", 3)
+    assert len({request.fingerprint() for request in (plain, other, asked)}) == 3
+
+
+def test_a_result_within_a_loss_is_healed_afterwards():
+    with pytest.raises(ValidationError, match="heal the result, or give a size"):
+        JobRequest(model_id="local/x", max_kl=0.1, options={"heal_tokens": 1000})
+    original = JobRequest(model_id="local/x", max_kl=0.1)
+    healing = HealingRequest(tokens=1000).job_request("job_" + "0" * 26, original, None)
+    assert (healing.kind, healing.max_kl, healing.evaluate) == ("healing", 0.1, None)
 
 
 def test_a_fingerprint_includes_the_bits():

@@ -109,6 +109,8 @@ def test_every_option_is_a_field_of_the_request():
         "ratio",
         "size",
         "bits",
+        "max_kl",
+        "max_perplexity_increase",
         "benchmark",
         "heal",
         "revision",

@@ -58,7 +58,7 @@ def test_the_bytes_of_the_file_are_known_beforehand(made, monkeypatch):
         expected.append(artifact_size.artifact_bytes(run, selected))
         return artifact_size.unallocated_bytes(run, allocation, selected)
 
-    monkeypatch.setattr("rocket_core.pipeline.run.unallocated_bytes", record)
+    monkeypatch.setattr("rocket_core.pipeline.chosen_layers.unallocated_bytes", record)
     output, report = made()
     assert any(layer.kind == "low_rank" and layer.bits == 3 for layer in report.layers)
     assert expected == [(output / "rocket" / "model.safetensors").stat().st_size]

@@ -1,11 +1,13 @@
-"""Targets: one type inside, three nullable members at each boundary."""
+"""Targets: one type inside, several nullable members at each boundary."""
+
+import math
 
 import pytest
 
 from app.shared.requests import AllocationRequest, CompressionRequest, JobRequest, ProfileRequest
 from rocket_core.config import CompressionConfig, compression_config
 from rocket_core.errors import InvalidConfigError
-from rocket_core.sizes.target import ByBits, ByBytes, ByError, ByFormat, ByRatio, parse_size, target_of
+from rocket_core.sizes.target import ByBits, ByBytes, ByError, ByFormat, ByLoss, ByRatio, parse_size, target_of
 
 BOUNDARIES = [
     ({"ratio": 0.3}, ByRatio(ratio=0.3)),
@@ -13,6 +15,8 @@ BOUNDARIES = [
     ({"target_bytes": 1000}, ByBytes(target_bytes=1000)),
     ({"bits": 4}, ByBits(bits=4.0)),
     ({"bits": 4.5}, ByBits(bits=4.5)),
+    ({"max_kl": 0.02}, ByLoss(measure="max_kl", bound=0.02)),
+    ({"max_perplexity_increase": 0.02}, ByLoss(measure="max_perplexity_increase", bound=0.02)),
     ({}, None),
 ]
 FORMATS = [
@@ -22,8 +26,8 @@ FORMATS = [
 
 
 @pytest.mark.parametrize(("members", "target"), BOUNDARIES)
-def test_three_members_become_one_target(members, target):
-    assert target_of(members.get("ratio"), members.get("target_bytes"), members.get("bits")) == target
+def test_members_become_one_target(members, target):
+    assert target_of(members) == target_of({"ratio": None, "bits": None} | members) == target
 
 
 @pytest.mark.parametrize(("members", "target"), BOUNDARIES)
@@ -40,6 +44,14 @@ def test_a_request_has_the_target_of_its_members(members, target):
     assert request.target == request.compression_config().target == target
     assert request.kind == ("profile" if target is None else "compression")
     assert "target" not in request.model_dump()
+
+
+def test_a_bound_on_the_loss_is_in_nats():
+    assert ByLoss(measure="max_kl", bound=0.02).nats == 0.02
+    assert ByLoss(measure="max_perplexity_increase", bound=0.02).nats == pytest.approx(math.log(1.02))
+    texts = ("KL divergence of at most 0.02 nats per token", "perplexity increase of at most 2 %")
+    measures = ("max_kl", "max_perplexity_increase")
+    assert tuple(ByLoss(measure=measure, bound=0.02).text for measure in measures) == texts
 
 
 @pytest.mark.parametrize(("options", "target", "text"), FORMATS)
@@ -59,15 +71,15 @@ def test_groups_have_at_most_all_inputs(group_size, of_20, of_100):
     assert [target.code_format(d_in).group_size for d_in in (20, 100)] == [of_20, of_100]
 
 
-@pytest.mark.parametrize("missing", ["ratio", "target_bytes", "bits", None])
+@pytest.mark.parametrize("missing", ["ratio", "target_bytes", "bits", "max_kl", None])
 def test_more_than_one_target_is_refused(missing):
-    several = {"ratio": 0.3, "target_bytes": 1000, "bits": 4.5}
+    several = {"ratio": 0.3, "target_bytes": 1000, "bits": 4.5, "max_kl": 0.1}
     several.pop(missing, None)
-    with pytest.raises(ValueError, match="only one of ratio, target_bytes and bits"):
-        target_of(**dict.fromkeys(("ratio", "target_bytes", "bits")) | several)
-    with pytest.raises(InvalidConfigError, match="only one of ratio, target_bytes and bits"):
+    with pytest.raises(ValueError, match="only one of ratio, target_bytes, bits, max_kl"):
+        target_of(several)
+    with pytest.raises(InvalidConfigError, match="only one of ratio, target_bytes, bits, max_kl"):
         compression_config(**several)
-    with pytest.raises(ValueError, match="only one of ratio, target_bytes and bits"):
+    with pytest.raises(ValueError, match="only one of ratio, target_bytes, bits, max_kl"):
         CompressionRequest.model_validate({"model_id": "local/m"} | several)
 
 

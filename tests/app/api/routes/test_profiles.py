@@ -277,4 +277,4 @@ def test_bits_can_be_requested_instead_of_a_ratio(client):
     # The last change is an unreachable target.
     assert (answer.json()["code"], answer.json()["nearest_ratio"] > 0) == ("infeasible_budget", True)
     coded = client.post("/jobs", json=body | {"bits": 4, "options": {"method": "gptq"}})
-    assert "bits is for the method rocket" in coded.json()["detail"]
+    assert "leave bits out, which is for other methods" in coded.json()["detail"]
