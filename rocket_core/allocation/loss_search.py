@@ -71,9 +71,9 @@ def next_step(rounds: Sequence[LossRound], target: ByLoss, allocate: Callable[[f
 def next_loss(rounds: Sequence[LossRound], bound: float) -> float:
     """Return the predicted loss to allocate for next, in nats per token.
 
-    It follows from the last round, as the measured loss grows with a power of the predicted one: that of the last two
-    rounds, or 1. What is not between a loss that was measured within the bound and a larger one that was not is
-    replaced by their geometric mean.
+    It follows from the round whose measured loss is nearest to the bound, as the measured loss grows with a power of
+    the predicted one: that of the two nearest rounds, or 1. What is not between a loss that was measured within the
+    bound and a larger one that was not is replaced by their geometric mean.
 
     Args:
         rounds: earlier rounds, in order.
@@ -81,11 +81,11 @@ def next_loss(rounds: Sequence[LossRound], bound: float) -> float:
     """
     if not rounds:
         return bound
-    last = rounds[-1]
+    nearest, *others = sorted(rounds, key=lambda tried: _distance(tried, bound))
     growth = _MOST_GROWTH
-    if last.measured > 0:
-        growth = min(growth, (_AIM * bound / last.measured) ** (1 / _power(rounds)))
-    found = last.predicted * growth
+    if nearest.measured > 0:
+        growth = min(growth, (_AIM * bound / nearest.measured) ** (1 / (_power(nearest, others[0]) if others else 1)))
+    found = nearest.predicted * growth
     missed = min((tried.predicted for tried in rounds if tried.measured > bound), default=math.inf)
     met = max((tried.predicted for tried in rounds if tried.measured <= bound and tried.predicted < missed), default=0)
     if met < found < missed:
@@ -95,11 +95,12 @@ def next_loss(rounds: Sequence[LossRound], bound: float) -> float:
     return (met * missed) ** 0.5 if met else _AIM * missed
 
 
-def _power(rounds: Sequence[LossRound]) -> float:
-    if len(rounds) < 2:
+def _distance(tried: LossRound, bound: float) -> float:
+    return abs(math.log(tried.measured / bound)) if tried.measured > 0 else math.inf
+
+
+def _power(one: LossRound, other: LossRound) -> float:
+    if min(one.measured, other.measured, one.predicted, other.predicted) <= 0 or one.predicted == other.predicted:
         return 1.0
-    before, last = rounds[-2:]
-    if min(before.measured, last.measured, before.predicted, last.predicted) <= 0 or before.predicted == last.predicted:
-        return 1.0
-    power = math.log(last.measured / before.measured) / math.log(last.predicted / before.predicted)
+    power = math.log(other.measured / one.measured) / math.log(other.predicted / one.predicted)
     return min(max(power, 1 / _MOST_POWER), _MOST_POWER)
