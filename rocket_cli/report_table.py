@@ -16,12 +16,13 @@ from rich.text import Text
 from rocket_cli.progress_view import print_line
 from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationKind
 from rocket_core.report.answers import ComparedAnswer, Piece, pieces_after, pieces_before
+from rocket_core.report.calibration import NO_DATASET
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 from rocket_core.report.headlines import quality_headline
 from rocket_core.report.healing import HealingReport
 from rocket_core.report.quality import EvaluationReport, quality_rows
 from rocket_core.report.run_commands import RunCommand, run_commands
-from rocket_core.report.schema import NO_DATASET, CompressionReport, ExportReport, LayerReport
+from rocket_core.report.schema import CompressionReport, ExportReport, LayerReport
 from rocket_core.report.speed import SPEED_COLUMNS, SpeedReport, speed_rows
 
 if TYPE_CHECKING:

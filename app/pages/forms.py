@@ -176,8 +176,9 @@ def _common(fields: Fields) -> dict[str, Any]:
         calibration["pack"] = False
     body: dict[str, Any] = {"model_id": fields.get("model_id", ""), "calibration": calibration, "options": options}
     body |= {name: fields[name] for name in ("revision", "queue") if fields.get(name)}
-    if fields.get("label"):
-        body["metadata"] = {"label": fields["label"]}
+    labels = {name: fields[name] for name in ("label", "improves") if fields.get(name)}
+    if labels:
+        body["metadata"] = labels
     return body
 
 

@@ -1,6 +1,7 @@
 """`/` and `/ui/jobs`: where a new user starts, and current and past jobs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -24,7 +25,7 @@ from app.shared.errors import ProfileNotFoundError, ReportNotReadyError
 from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
 from app.shared.requests import SOURCE_EXPORT
-from rocket_core.config import DEFAULT_HEALING_TOKENS
+from rocket_core.config import DEFAULT_HEALING_TOKENS, Preset
 from rocket_core.report.cost_table import cost_comparison
 from rocket_core.report.figure import Figure
 from rocket_core.report.figures import loss_curve, report_figures
@@ -39,6 +40,7 @@ _PAGE = 20
 _RECENT = 5
 # As `make demo` and the README copy it to the models folder.
 _SAMPLE = "local/tiny-llama"
+_BETTER_PRESETS: Mapping[Preset, Preset] = MappingProxyType({"instant": "fast", "fast": "best", "best": "max"})
 _LOG = 200
 _MAX_SEQUENCE = 2**31 - 1
 
@@ -96,6 +98,7 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, actor: ActorD
         headlined=with_quality(context, [(job_id, report)])[0],
         curve=_curve(context, owner, job, report),
         can_heal=any(file.name.startswith(f"{SOURCE_EXPORT}/") and file.storage_key for file in files),
+        better=_better_preset(job),
         default_tokens=count_text(DEFAULT_HEALING_TOKENS),
         **export_section(context, owner, job_id),
         **push_section(context, actor, job_id),
@@ -106,6 +109,13 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, actor: ActorD
         links=figure_links(f"{_JOBS}/{job_id}"),
         **_state(context, owner, job_id),
     )
+
+
+def _better_preset(job: JobView) -> Preset | None:
+    """Return the preset to improve the result of a job with; None without a result, or for `max` and other methods."""
+    if job.status != Status.SUCCEEDED or job.kind != "compression" or job.options.method != "rocket":
+        return None
+    return _BETTER_PRESETS.get(job.options.preset)
 
 
 @router.get(f"{_JOBS}/{{job_id}}/live")

@@ -56,7 +56,7 @@ _DEFAULTS = {
 _PREFILLED = (
     *(*_DEFAULTS, "model_id", "revision", "sequence_length", "seed", "size", "bits", "loss"),
     *("ignore", "include"),
-    *("queue", "label", "evaluate", "evaluate_dataset", "prompts", "benchmark", "heal"),
+    *("queue", "label", "improves", "evaluate", "evaluate_dataset", "prompts", "benchmark", "heal"),
     *("accept_kl", "accept_perplexity_increase"),
     *("hub_dataset", "column", "skip_bad_rows", "unpacked"),
 )

@@ -81,8 +81,11 @@ class LayerProblem:
 
     @property
     def is_uncalibrated(self) -> bool:
-        """Whether nothing is known of the inputs, so that G is the identity, which is nowhere formed."""
-        return self.statistics.gram is None and self.statistics.output_gram is None
+        """Whether nothing is known of the inputs, so that G is the identity, which is nowhere formed.
+
+        Layers whose eigenbasis was computed before come without statistics too.
+        """
+        return self.statistics.gram is None and self.statistics.output_gram is None and self.basis is None
 
     @property
     def scaled_weight(self) -> Float[Tensor, "d_in d_out"]:

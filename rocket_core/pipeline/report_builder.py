@@ -18,13 +18,12 @@ from rocket_core.pipeline.stages.profile import Profiled, objective_of
 from rocket_core.pipeline.state.records import RefinedBlock, RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.calibrated_text import CalibratedText
+from rocket_core.report.calibration import NO_DATASET, CalibrationReport
 from rocket_core.report.layer_description import layer_report
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import (
-    NO_DATASET,
     AllocationReport,
     BlockReport,
-    CalibrationReport,
     ExportReport,
     LayerOutcome,
     LayerReport,

@@ -9,9 +9,10 @@ from rocket_core.candidates import CODE_KINDS
 from rocket_core.config import SYNTHETIC_DATASET
 from rocket_core.engines import ExportKind
 from rocket_core.inspection.files.model_files import read_start
+from rocket_core.report.calibration import NO_DATASET, CalibrationReport
 from rocket_core.report.quality import quality_rows
 from rocket_core.report.run_commands import run_commands
-from rocket_core.report.schema import NO_DATASET, CalibrationReport, CompressionReport
+from rocket_core.report.schema import CompressionReport
 from rocket_core.report.speed import SPEED_COLUMNS, speed_rows
 from rocket_core.sizes.budget import remaining_parameters
 from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByLoss, ByRatio

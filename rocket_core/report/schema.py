@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from rocket_core.candidates import CODE_KINDS, CandidateKind, FrontierPoint
-from rocket_core.config import CalibrationKind, CompressionConfig, Objective
+from rocket_core.config import CompressionConfig, Objective
 from rocket_core.engines import NamedExport, current_name
 from rocket_core.estimates.coverage import Coverage
-from rocket_core.report.calibrated_text import CalibratedText
+from rocket_core.report.calibration import CalibrationReport
 from rocket_core.report.formatting import bytes_text, kwh_text, percent_text
 from rocket_core.report.healing import HealingReport
 from rocket_core.report.loss_rounds import LossRound
@@ -225,54 +225,6 @@ class TotalsReport(FrozenModel):
     def original_text(self) -> str:
         """Name of the original in tables, with its bits where people would expect 16: `original: 8 bits`."""
         return "original" if self.original_bits is None else f"original: {self.original_bits:.3g} bits"
-
-
-NO_DATASET = "none"
-"""Calibration data of a compression without calibration."""
-
-
-class CalibrationReport(FrozenModel):
-    """The calibration data used."""
-
-    kind: CalibrationKind = "text"
-    """what the model read; the decoder of an audio model additionally read built-in text."""
-    dataset: str
-    """name of the data; `synthetic` data are generated, and cost quality; `none` where nothing was calibrated."""
-    samples: int
-    """windows of text or audio, images, or texts with images; 0 where nothing was calibrated."""
-    sequence_length: int
-    """tokens per window of text; for images, positions of one image; for texts with images, the most of one."""
-    seed: int
-    """seed of the choice of samples."""
-    tokens: int
-    """total positions: tokens, and the positions that audio and images become in the model."""
-    token_sha256: str
-    """hash of the model's inputs, 64 hexadecimal digits."""
-    text: CalibratedText | None = None
-    """the original's predictions of the text; None if it does not predict tokens, if no sensitivities were measured,
-    and in reports from before this field existed.
-    """
-    skipped_rows: int = 0
-    """rows without text, and chats that the chat template refused, that were skipped."""
-    lacks_chats: bool = False
-    """whether the model has a chat template, and was calibrated on texts alone."""
-
-    @property
-    def summary(self) -> str:
-        """What was read, and how it was chosen, in a line."""
-        if self.dataset == NO_DATASET:
-            return "none: layers were rounded by their weights alone"
-        return f"{self.samples} samples of {self.dataset}, {self.tokens:,} tokens, seed {self.seed}"
-
-    @property
-    def advice(self) -> str | None:
-        """What would be better to calibrate on; None if nothing is known to be."""
-        if self.lacks_chats:
-            return (
-                "the model has a chat template, and was calibrated on plain text; calibrate on chats like those that "
-                'it will answer: rows with "messages", which its template renders'
-            )
-        return None
 
 
 class CompressionReport(FrozenModel):

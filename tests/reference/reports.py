@@ -2,9 +2,9 @@
 
 from rocket_core.candidates import CandidateKind
 from rocket_core.config import CompressionConfig
+from rocket_core.report.calibration import CalibrationReport
 from rocket_core.report.schema import (
     AllocationReport,
-    CalibrationReport,
     CompressionReport,
     ExportReport,
     LayerReport,

@@ -6,10 +6,10 @@ from typing import Any
 
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import CompressionConfig
+from rocket_core.report.calibration import CalibrationReport
 from rocket_core.report.layer_description import layer_report
 from rocket_core.report.schema import (
     AllocationReport,
-    CalibrationReport,
     CompressionReport,
     ExportReport,
     LayerOutcome,

@@ -282,6 +282,28 @@ def test_a_new_job_with_these_settings_has_the_same_target(page, client, target,
     assert {name: asked.get(name) for name in fields} == fields
 
 
+def test_a_result_is_improved_with_the_next_preset_and_compared(page, client, worker, finished):
+    link = re.search(r'href="(/ui/new\?[^"]+)">Improve it with preset best', page("GET", f"/ui/jobs/{finished}").text)
+    form = page("GET", unescape(link[1])).text
+    assert '<option value="best" selected>' in form
+    assert f'<input type="hidden" name="improves" value="{finished}">' in form
+    made = page("POST", "/ui/new", data=dict(parse_qsl(urlsplit(unescape(link[1])).query))).headers["Location"]
+    better = client.get(made.removeprefix("/ui")).json()
+    assert (better["options"]["preset"], better["ratio"]) == ("best", BODY["ratio"])
+    worker.succeed(better["id"], FILES)
+    text = page("GET", made).text
+    compared = re.search(r'href="(/ui/compare\?[^"]+)">Compare with the job that it improves', text)[1]
+    assert {finished, better["id"]} <= set(re.findall(r"job_\w+", page("GET", unescape(compared)).text))
+
+
+@pytest.mark.parametrize("options", [{"method": "svd-llm"}, {"preset": "max"}])
+def test_no_better_preset_is_offered_where_there_is_none(page, client, worker, options):
+    job = client.post("/jobs", json=BODY | {"options": options}).json()["id"]
+    assert "Improve it" not in page("GET", f"/ui/jobs/{job}").text
+    worker.succeed(job, FILES)
+    assert "Improve it" not in page("GET", f"/ui/jobs/{job}").text
+
+
 def test_errors_are_pages_for_browsers_and_json_for_programs(page, client):
     missing = "/ui/jobs/job_" + "0" * 26
     answer = page("GET", missing)
