@@ -23,6 +23,8 @@ BLOCK = 64
 
 # Columns of a block that the fastest cache holds.
 _TILE = 64
+# Operations of about as much time as starting a thread takes.
+_WORTH_A_THREAD = 2**19
 
 
 def round_block(
@@ -37,7 +39,7 @@ def round_block(
     errors = torch.empty_like(rest)
     arrays = [part.numpy() for part in (rest, codes, errors, factor.contiguous(), steps)]
     choice = _choice(levels, rate, rest.dtype)
-    _by_columns(rest.shape[1], lambda first, last: _round_block(*arrays, *choice, first, last))
+    _by_columns(rest.shape[1], len(rest) * rest.numel(), lambda first, last: _round_block(*arrays, *choice, first, last))
     return errors
 
 
@@ -56,7 +58,7 @@ def descend(
     own, rows, sizes = (part.mT.contiguous() for part in (codes, slope, steps))
     arrays = [part.numpy() for part in (own, rows, sizes, matrix.contiguous(), matrix.diagonal().contiguous(), order)]
     choice = _choice(levels, rate, codes.dtype)
-    _by_columns(len(own), lambda first, last: _descend(*arrays, *choice, sweeps, first, last))
+    _by_columns(len(own), len(order) * own.numel(), lambda first, last: _descend(*arrays, *choice, sweeps, first, last))
     codes.copy_(own.mT)
     slope.copy_(rows.mT)
 
@@ -77,6 +79,7 @@ def best_scales(
     numbers = _choice(Levels(least=-tries.half, largest=tries.half - 1), None, weight.dtype)[:3]
     _by_columns(
         weight.shape[2],
+        weight.numel() * tries.count,
         lambda first, last: _best_scales(*arrays, tries.count, *numbers, tries.positive, first, last),
     )
     return best
@@ -94,7 +97,7 @@ def code_moments(
     offsets = torch.zeros_like(steps) if offsets is None else offsets
     arrays = [part.numpy() for part in (weight, importance.flatten(1), steps, offsets, found)]
     numbers = _choice(levels, None, weight.dtype)[:4]
-    _by_columns(weight.shape[2], lambda first, last: _code_moments(*arrays, *numbers, first, last))
+    _by_columns(weight.shape[2], weight.numel(), lambda first, last: _code_moments(*arrays, *numbers, first, last))
     return found
 
 
@@ -107,9 +110,9 @@ def _choice(levels: Levels, rate: Rate | None, dtype: torch.dtype) -> tuple[Any,
     return *numbers, table, lengths, worth
 
 
-def _by_columns(columns: int, act: Callable[[int, int], object]) -> None:
-    """Do something for ranges of columns, each in a thread."""
-    threads = min(torch.get_num_threads(), columns)
+def _by_columns(columns: int, operations: int, act: Callable[[int, int], object]) -> None:
+    """Do something for ranges of columns, each in a thread, if that takes longer than to start threads."""
+    threads = min(torch.get_num_threads(), columns, operations // _WORTH_A_THREAD)
     if threads <= 1:
         act(0, columns)
         return

@@ -61,6 +61,29 @@ def assert_same(found, expected, *, ties=1e-3):
             assert float(own.sum()) == pytest.approx(float(other.sum()), rel=max(ties, 1e-3))
 
 
+@contextlib.contextmanager
+def threaded(threads):
+    """Divide even little work among some threads while the context is active."""
+    from rocket_core.linalg.kernels import on_cpu
+
+    with (
+        mock.patch.object(torch, "get_num_threads", return_value=threads),
+        mock.patch.object(on_cpu, "_WORTH_A_THREAD", 1),
+    ):
+        yield
+
+
+@pytest.mark.parametrize(("columns", "expected"), [(2, 1), (512, 1), (1024, 2), (2**16, 3)])
+def test_threads_are_started_for_enough_work_only(columns, expected):
+    from rocket_core.linalg.kernels import on_cpu
+
+    parts = []
+    with mock.patch.object(torch, "get_num_threads", return_value=3):
+        on_cpu._by_columns(columns, 2**10 * columns, lambda first, last: parts.append((first, last)))
+    assert len(parts) == expected
+    assert sum(last - first for first, last in parts) == columns
+
+
 @DTYPES
 @pytest.mark.parametrize("shape", [(1, 3), (70, 5), (256, 65)])
 @pytest.mark.parametrize("threads", [1, 3])
@@ -69,7 +92,7 @@ def test_numba_computes_the_codes_of_the_reference(shape, dtype, threads):
 
     weight, gram = random_layer(*shape, dtype=dtype)
     expected = codes_by(reference, weight, gram)
-    with mock.patch.object(torch, "get_num_threads", return_value=threads):
+    with threaded(threads):
         assert_same(codes_by(on_cpu, weight, gram), expected)
 
 
@@ -100,7 +123,7 @@ def test_numba_finds_the_scales_of_the_reference(shape, dtype, threads):
     weight, gram = random_layer(*shape, dtype=dtype)
     importance = gram.matrix.diagonal()
     expected = scales_by(reference, weight, importance)
-    with mock.patch.object(torch, "get_num_threads", return_value=threads):
+    with threaded(threads):
         found = scales_by(on_cpu, weight, importance)
     for own, other in zip(found, expected, strict=True):
         assert float((own != other).double().mean()) <= 2e-3
