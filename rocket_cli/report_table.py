@@ -92,6 +92,9 @@ def print_report(
     _print_lines(console, _totals(report))
     console.print()
     console.print(_size_table(report, output))
+    for export in report.exports:
+        faulty = export.loading is not None and export.loading.anomaly is not None
+        console.print(f"{export.kind}: {export.loading_text}", style="bold red" if faulty else "")
     if report.healing is not None:
         console.print()
         _print_lines(console, _healing_lines(report.healing))

@@ -182,11 +182,17 @@ def totals_report(run: Run, layers: Sequence[LayerReport], exports: Sequence[Exp
     )
 
 
-def verdict(config: CompressionConfig, evaluation: EvaluationReport | None, allocation: Allocation) -> Verdict | None:
+def verdict(
+    config: CompressionConfig,
+    evaluation: EvaluationReport | None,
+    allocation: Allocation,
+    exports: Sequence[ExportReport],
+) -> Verdict | None:
     """Return the verdict on the measured quality; None unless bounds were given."""
     if config.accept is None:
         return None
     assert evaluation is not None, "bounds without an evaluation are refused"
     # Rounding the numbers that layers keep costs error that no profile predicts.
     is_predicted = allocation.objective == "fisher" and not config.rounds_values
-    return judge(config.accept, evaluation, allocation.total_error if is_predicted else None)
+    loadings = [export.loading for export in exports if export.loading is not None]
+    return judge(config.accept, evaluation, allocation.total_error if is_predicted else None, loadings)

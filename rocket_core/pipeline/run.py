@@ -39,6 +39,7 @@ from rocket_core.pipeline.requirements import check_needed, decoded_target
 from rocket_core.pipeline.run_coverage import coverage_of_run
 from rocket_core.pipeline.stages.accounting import account_for_tensors
 from rocket_core.pipeline.stages.download import open_original
+from rocket_core.pipeline.stages.engine_run import run_export
 from rocket_core.pipeline.stages.evaluate import measure
 from rocket_core.pipeline.stages.export import export_reports, write_export
 from rocket_core.pipeline.stages.healing.layers import heal_layers, healing_passes
@@ -255,8 +256,9 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
         folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
         for kind, folder in folders.items():
             check_export(run, work, kind, folder, by_name, prepared.calibration, monitor)
+        loaded = {kind: run_export(run, work, kind, folder, by_name, monitor) for kind, folder in folders.items()}
     evaluation, speed = measure(run, prepared.plan, folders, work, monitor)
-    exports = export_reports(folders)
+    exports = export_reports(folders, loaded)
     report = CompressionReport(
         rocket_version=__version__,
         fingerprint=prepared.identity.fingerprint,
@@ -278,7 +280,7 @@ def _compress(prepared: PreparedRun, target: Target) -> CompressionReport:
         healing=healing,
         evaluation=evaluation,
         rounds=finished_rounds(work),
-        verdict=verdict(run.config, evaluation, found.allocation),
+        verdict=verdict(run.config, evaluation, found.allocation, exports),
         speed=speed,
     )
     publish(run.source.folder, prepared.output, work, report, folders)

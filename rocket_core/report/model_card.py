@@ -81,6 +81,7 @@ knapsack over all layers decides. {_training(report)}
 - {_target(report)}, objective `{allocation.objective}`
 - {dense_layers} of {len(report.layers)} layers left dense
 - {_calibrated(calibration)}
+- {export.loading_text}
 
 Rank, sparsity and error of every layer stand in `report.json`, and are drawn in `report.html`.
 {_quality(report)}{_speed(report)}

@@ -12,6 +12,7 @@ from rocket_core.estimates.coverage import Coverage
 from rocket_core.report.calibration import CalibrationReport
 from rocket_core.report.formatting import bytes_text, kwh_text, percent_text
 from rocket_core.report.healing import HealingReport
+from rocket_core.report.loading import NOT_LOADED, LoadingReport
 from rocket_core.report.loss_rounds import LossRound
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.speed import SpeedReport
@@ -197,6 +198,13 @@ class ExportReport(FrozenModel):
     """its name within the output folder."""
     stored_bytes: int
     """bytes of all its safetensors files, or of the GGUF file."""
+    loading: LoadingReport | None = None
+    """what its engine made of it; null if the engine was not there, and in reports from before this field existed."""
+
+    @property
+    def loading_text(self) -> str:
+        """What its engine made of it, in a sentence."""
+        return NOT_LOADED if self.loading is None else self.loading.summary
 
 
 class TotalsReport(FrozenModel):

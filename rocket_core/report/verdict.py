@@ -1,11 +1,12 @@
 """Whether the result of a compression is what was asked for. Loads no torch."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from rocket_core.config import AcceptanceConfig
 from rocket_core.report.expectation import NOISE
+from rocket_core.report.loading import LoadingReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
 
@@ -49,7 +50,8 @@ class Verdict(FrozenModel):
 
     outcome: Literal["accepted", "regressed", "anomalous"]
     """`accepted`: all bounds hold; `regressed`: one does not; `anomalous`: whatever the bounds, the measured loss is
-    far above the predicted one, or an answer is empty or repeats itself where the original's does not.
+    far above the predicted one, an answer is empty or repeats itself where the original's does not, or the engine
+    does not run the export, or computes something else than its weights say.
     """
     bounds: tuple[MeasuredBound, ...]
     """the bounds that were given, each with what was measured."""
@@ -67,16 +69,23 @@ class Verdict(FrozenModel):
         return f"{self.outcome}: {'; '.join(self.reasons or (bound.text for bound in self.bounds))}"
 
 
-def judge(accept: AcceptanceConfig, evaluation: EvaluationReport, predicted: float | None) -> Verdict:
+def judge(
+    accept: AcceptanceConfig,
+    evaluation: EvaluationReport,
+    predicted: float | None,
+    loadings: Iterable[LoadingReport] = (),
+) -> Verdict:
     """Return the verdict on a result.
 
     Args:
         accept: what is accepted.
         evaluation: what was measured, of a model that predicts tokens, and of tasks if these have a bound.
         predicted: predicted increase of the loss, in nats per token; None if it is not known.
+        loadings: what engines made of the exports.
     """
     bounds = tuple(_measured_bounds(accept, evaluation))
-    anomalies = (*_unpredicted_loss(evaluation, predicted), *_spoilt_answers(evaluation))
+    refused = (loading.anomaly for loading in loadings if loading.anomaly is not None)
+    anomalies = (*_unpredicted_loss(evaluation, predicted), *_spoilt_answers(evaluation), *refused)
     exceeded = tuple(bound.text for bound in bounds if not bound.holds)
     outcome: Literal["accepted", "regressed", "anomalous"] = "regressed" if exceeded else "accepted"
     return Verdict(outcome="anomalous" if anomalies else outcome, bounds=bounds, reasons=(*anomalies, *exceeded))

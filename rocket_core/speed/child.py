@@ -18,11 +18,17 @@ class Child:
     Args:
         environment: variables in addition to those of this process.
         check: called several times a second while an answer is awaited; may raise to stop the measurement.
+        module: what it runs.
     """
 
-    def __init__(self, environment: Mapping[str, str], check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        check: Callable[[], None],
+        module: str = "rocket_core.speed.process",
+    ) -> None:
         self._check = check
-        self._process = ChildProcess("rocket_core.speed.process", environment)
+        self._process = ChildProcess(module, environment)
 
     def ask(self, request: FrozenModel, expected: type[Expected]) -> Expected:
         """Send a request and return the answer.

@@ -7,15 +7,18 @@ member of the context's settings, the length of the context, has not, and what i
 
 import ctypes
 import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
 
 from rocket_core.errors import CorruptCheckpointError, InvalidConfigError, RocketError
 from rocket_core.report.speed import RoundTimes
-from rocket_core.speed.messages import Load, Loaded, Measure
+from rocket_core.speed.messages import LIKELIEST, Continue, Continued, Likeliest, Load, Loaded, Measure
 
 INSTALL = "llama.cpp is not installed: pip install xllamacpp (or llama-cpp-python)"
 # The library with the C functions, relative to the package.
@@ -49,7 +52,13 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_batch_get_one": (_Settings, (_POINTER, _NUMBER)),
     "llama_decode": (_NUMBER, (_POINTER, _Settings)),
     "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), (_POINTER, _NUMBER)),
+    "llama_tokenize": (
+        _NUMBER,
+        (_POINTER, ctypes.c_char_p, _NUMBER, ctypes.POINTER(_NUMBER), _NUMBER, ctypes.c_bool, ctypes.c_bool),
+    ),
 }
+# Tokens that may be put around a text.
+_SPECIAL_TOKENS = 8
 # Contexts are as long as a multiple of this.
 _CONTEXT_STEP = 256
 
@@ -76,7 +85,8 @@ class LlamaCppModel:
         self._context = self._new_context(model, request.context)
         seconds = time.perf_counter() - began
         library.llama_set_n_threads(self._context, request.threads, request.threads)
-        self._vocabulary = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
+        self._words = library.llama_model_get_vocab(model)
+        self._vocabulary = library.llama_vocab_n_tokens(self._words)
         self.loaded = Loaded(
             vocabulary=self._vocabulary,
             positions=library.llama_model_n_ctx_train(model),
@@ -96,6 +106,15 @@ class LlamaCppModel:
         for _ in range(request.new_tokens - 1):
             token = self._read((token,))
         return RoundTimes(prompt_seconds=first - began, generation_seconds=time.perf_counter() - first)
+
+    def continue_text(self, request: Continue) -> Continued:
+        """Split a text, and continue a prompt greedily; no token ends the answer."""
+        self._library.llama_memory_clear(self._library.llama_get_memory(self._context), True)
+        token, places = self._read(request.prompt), []
+        for _ in range(request.new_tokens):
+            places.append(self._likeliest())
+            token = self._read((token,))
+        return Continued(split=self._split(request.text), places=tuple(places))
 
     def device_bytes(self) -> int | None:
         """Return None: llama.cpp does not tell what it holds on an accelerator."""
@@ -123,18 +142,58 @@ class LlamaCppModel:
         status = self._library.llama_decode(self._context, self._library.llama_batch_get_one(array, len(tokens)))
         if status:
             raise RocketError(f"llama.cpp ends with status {status} while it reads tokens")
-        logits = self._library.llama_get_logits_ith(self._context, -1)
-        return int(np.ctypeslib.as_array(logits, shape=(self._vocabulary,)).argmax())
+        return int(self._logits().argmax())
+
+    def _logits(self) -> Float32[np.ndarray, " vocabulary"]:
+        """Return the logits after what was read last."""
+        found = self._library.llama_get_logits_ith(self._context, -1)
+        return np.ctypeslib.as_array(found, shape=(self._vocabulary,))
+
+    def _likeliest(self) -> Likeliest:
+        logits = self._logits().astype(np.float64)
+        if not np.isfinite(logits).all():
+            raise RocketError("llama.cpp predicts numbers that are not finite")
+        logits -= logits.max()
+        logits -= np.log(np.exp(logits).sum())
+        tokens = np.argsort(-logits, kind="stable")[:LIKELIEST]
+        return Likeliest(tokens=tuple(tokens.tolist()), log_probabilities=tuple(logits[tokens].tolist()))
+
+    def _split(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text, with the special ones that are put around it."""
+        data = text.encode()
+        room = len(data) + _SPECIAL_TOKENS
+        array = (ctypes.c_int32 * room)()
+        count = self._library.llama_tokenize(self._words, data, len(data), array, room, True, True)
+        if count < 0:
+            raise RocketError("llama.cpp splits a text into more tokens than it has bytes")
+        return tuple(array[:count])
+
+
+def installed_version() -> str | None:
+    """Return the package that llama.cpp comes from, with its version; None if none is installed."""
+    found = next(_installed(), None)
+    if found is None:
+        return None
+    name = found[0]
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return name
+
+
+def _installed() -> Iterator[tuple[str, Path]]:
+    """Yield the packages that have the library, with its file."""
+    for name, file in _LIBRARIES.items():
+        spec = find_spec(name)
+        if spec is not None and spec.origin is not None and (path := Path(spec.origin).parent / file).is_file():
+            yield name, path
 
 
 def _library() -> Any:
-    found = {name: find_spec(name) for name in _LIBRARIES}
-    origins = ((spec.origin, _LIBRARIES[name]) for name, spec in found.items() if spec is not None)
-    files = (Path(origin).parent / file for origin, file in origins if origin is not None)
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
+    found = next(_installed(), None)
+    if found is None:
         raise InvalidConfigError(INSTALL)
-    library = ctypes.CDLL(str(file))
+    library = ctypes.CDLL(str(found[1]))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name, None)
         if function is None:

@@ -1,4 +1,4 @@
-"""Messages between a measurement and the process of one model, as JSON."""
+"""Messages between a run and the process of one model, as JSON."""
 
 from typing import Annotated
 
@@ -8,6 +8,9 @@ from rocket_core.report.speed import RoundTimes
 from rocket_core.schema import FrozenModel
 from rocket_core.speed.subjects import Subject
 from rocket_core.system.child_process import Failed
+
+LIKELIEST = 16
+"""Number of tokens whose probabilities are compared at a place."""
 
 
 class Load(FrozenModel):
@@ -30,6 +33,35 @@ class Measure(FrozenModel):
     """tokens of the prompt."""
     new_tokens: Annotated[int, Field(ge=2)]
     """tokens to generate."""
+
+
+class Continue(FrozenModel):
+    """A later request: continue a text greedily."""
+
+    text: str
+    """text to split into tokens."""
+    prompt: Annotated[tuple[int, ...], Field(min_length=1)]
+    """tokens of the prompt."""
+    new_tokens: Annotated[int, Field(ge=1)]
+    """tokens to generate."""
+
+
+class Likeliest(FrozenModel):
+    """The likeliest tokens at a place."""
+
+    tokens: tuple[int, ...]
+    """the tokens, the likeliest first."""
+    log_probabilities: tuple[float, ...]
+    """logarithms of their probabilities."""
+
+
+class Continued(FrozenModel):
+    """Answer to `Continue`."""
+
+    split: tuple[int, ...]
+    """tokens of the text."""
+    places: tuple[Likeliest, ...]
+    """what was predicted at each place."""
 
 
 class Loaded(FrozenModel):
@@ -58,5 +90,5 @@ class Measured(FrozenModel):
     """bytes of the weights as the model holds them; None if they are not known."""
 
 
-ANSWER: TypeAdapter[Loaded | Measured | Failed] = TypeAdapter(Loaded | Measured | Failed)
+ANSWER: TypeAdapter[Loaded | Measured | Continued | Failed] = TypeAdapter(Loaded | Measured | Continued | Failed)
 """Any of the answers, which differ in their fields."""

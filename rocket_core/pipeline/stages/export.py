@@ -32,6 +32,7 @@ from rocket_core.pipeline.stages.stored_weight import (
     trained_entries,
 )
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.report.loading import LoadingReport
 from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
 from rocket_core.report.schema import ExportReport, LayerReport
 from rocket_core.sizes.block_types import BlockType
@@ -203,10 +204,13 @@ def _plans(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, 
     return [plan for planned in planned_tensors(run, work, kind, stored) for plan in planned.plans]
 
 
-def export_reports(folders: Mapping[ExportKind, Path]) -> tuple[ExportReport, ...]:
-    """Return the reports on written artifacts."""
+def export_reports(
+    folders: Mapping[ExportKind, Path], loaded: Mapping[ExportKind, LoadingReport | None]
+) -> tuple[ExportReport, ...]:
+    """Return the reports on written artifacts, given what their engines made of them."""
     return tuple(
-        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
+        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder), loading=loaded[kind])
+        for kind, folder in folders.items()
     )
 
 

@@ -4,7 +4,8 @@ All its tensors are read back and compared with those that were to be written. T
 `rocket_core.hf` opens it, and one calibration sample passes through it, one block in memory at a time: embeddings,
 blocks, head. The output of each compressed layer is compared with the product of its input and the dense weight that
 the tensors in the work folder compose to, which is what compression or healing made. Experts read all tokens meanwhile,
-and a layer that the sample does not reach reads random numbers. Artifacts for other engines are only read back.
+and a layer that the sample does not reach reads random numbers. Artifacts for other engines are only read back;
+`engine_run` runs them.
 
 The tolerance is what rounding explains. Rounding each product of an input x_ni and a weight w_ij by about a unit of the
 last place u moves an output by u √Σ_i (x_ni w_ij)², as these errors are independent, and rounding the sum by u |y_nj|.
@@ -45,10 +46,11 @@ from rocket_core.report.schema import LayerReport
 
 _FLOAT32_TOLERANCE = 2.0**-13
 _LAST_PLACES = 8
-# The others are for engines that are not among the dependencies.
-_RUN_HERE = ("rocket", "dense")
 # Tokens that the head reads, as logits of all would take more memory than a block; and rows of random numbers.
 _FEW_TOKENS = 64
+
+RUN_HERE: tuple[ExportKind, ...] = ("rocket", "dense")
+"""Exports that are run; the others are for engines that are not among the dependencies."""
 
 
 def check_export(
@@ -79,7 +81,7 @@ def check_export(
     expected = _Expected(run=run, work=work, layers=layers, dtype=dtype, on_layer=monitor.pulse)
     with naming_faults(kind, discard=partial(work.new_export, kind)):
         check_weights(run, work, kind, folder, layers, monitor)
-        if kind in _RUN_HERE and run.config.calibrates:
+        if kind in RUN_HERE and run.config.calibrates:
             _run_sample(_opened(run, folder), expected, inputs, monitor)
 
 
