@@ -240,8 +240,8 @@ class CompressionOptions:
         **options.EXPORT_VALUE,
     )
 
-    def check_target(self) -> None:
-        """Raise typer.BadParameter unless one target is given, or none with a format."""
+    def check_target(self, *, is_optional: bool = False) -> None:
+        """Raise typer.BadParameter unless one target is given, or none with a format or if it is optional."""
         given = sum(getattr(self, name) is not None for name in TARGETS)
         if self.method in core.ONE_FORMAT_METHODS:
             if self.bits is not None:
@@ -249,7 +249,7 @@ class CompressionOptions:
                 raise typer.BadParameter(message, param_hint="--bits")
             if given == 0:
                 return
-        if given != 1:
+        if given != 1 and not (is_optional and given == 0):
             hint = "--ratio, --size, --bits, --max-kl or --max-perplexity-increase"
             raise typer.BadParameter("specify exactly one of them", param_hint=hint)
 

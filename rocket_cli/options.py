@@ -242,6 +242,25 @@ ServerModel = Annotated[
         autocompletion=completion.model_ids,
     ),
 ]
+SubmittedModel = Annotated[
+    str | None,
+    argument(
+        "MODEL_ID",
+        "local/NAME from the server's models folder, or a repository on the Hub.",
+        "that of --from",
+        autocompletion=completion.model_ids,
+    ),
+]
+EarlierJob = Annotated[
+    str | None,
+    option(
+        "JOB",
+        "Take model, target, calibration, engine and what is measured from an earlier job; options that are given "
+        "replace its own, such as --preset best. The page of the new job compares both.",
+        name="--from",
+        autocompletion=completion.job_ids,
+    ),
+]
 EstimatedModel = Annotated[
     str,
     argument(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, assert_never
 
 import torch
@@ -205,11 +206,11 @@ def _plans(run: Run, work: WorkFolder, kind: StoredExport, stored: Mapping[str, 
 
 
 def export_reports(
-    folders: Mapping[ExportKind, Path], loaded: Mapping[ExportKind, LoadingReport | None]
+    folders: Mapping[ExportKind, Path], loaded: Mapping[ExportKind, LoadingReport | None] = MappingProxyType({})
 ) -> tuple[ExportReport, ...]:
     """Return the reports on written artifacts, given what their engines made of them."""
     return tuple(
-        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder), loading=loaded[kind])
+        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder), loading=loaded.get(kind))
         for kind, folder in folders.items()
     )
 

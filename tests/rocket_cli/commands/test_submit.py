@@ -1,5 +1,6 @@
 import inspect
 import json
+import re
 import subprocess
 import sys
 
@@ -106,6 +107,7 @@ def test_every_option_is_a_field_of_the_request():
     assert evaluation | bounds <= parameters
     own = {
         "model_id",
+        "earlier",
         "ratio",
         "size",
         "bits",
@@ -290,3 +292,60 @@ def test_a_busy_server_is_not_called_unresponsive(remote, server, monkeypatch):
     assert outcome.code == 0
     assert f"{server.url} is busy (later); retrying for" in outcome.err
     assert "does not answer" not in outcome.err
+
+
+def test_an_earlier_job_is_submitted_with_another_preset(remote, client):
+    options = (
+        "--size 3MB --samples 9 --sequence-length 64 --seed 3 --for vllm --preset fast --ignore *.q_proj "
+        "--evaluate builtin --evaluate-samples 2 --accept-kl 0.5 --benchmark"
+    )
+    outcome = remote("submit", "local/tiny", *options.split())
+    assert outcome.code == 0, outcome.err
+    first = outcome.out.strip()
+    earlier = client.get_job(first)
+
+    outcome = remote("submit", "--from", first, "--preset", "best", "--seed", "4", "--metadata", "a=b")
+
+    assert outcome.code == 0
+    job = submitted(client)
+    assert job.id != first
+    assert (job.model_id, job.target_bytes, job.evaluate, job.accept, job.benchmark) == (
+        ("local/tiny", 3_000_000, earlier.evaluate, earlier.accept, True)
+    )
+    assert job.calibration == earlier.calibration.model_copy(update={"seed": 4})
+    named = {name: job.options[name] for name in ("preset", "engine", "export", "ignore")}
+    assert named == {"preset": "best", "engine": "vllm", "export": ["compressed-tensors"], "ignore": ["*.q_proj"]}
+    changed = {name for name, value in job.options.items() if value != earlier.options[name]}
+    assert {"preset"} < changed, "settings that follow from the preset are not the earlier job's"
+    assert job.metadata == {"a": "b", "improves": first}
+
+
+def test_a_job_without_calibration_gets_the_default_one(remote, client):
+    first = remote("submit", "local/tiny", "--bits", "5", "--preset", "instant").out.strip()
+
+    assert remote("submit", "--from", first, "--preset", "fast").code == 0
+    job = submitted(client)
+    assert (job.bits, job.options["preset"]) == (5, "fast")
+    assert job.calibration.samples == CalibrationRequest().samples
+
+
+def test_another_target_replaces_that_of_an_earlier_job(remote, client):
+    first = remote("submit", "local/tiny", "--ratio", "0.3").out.strip()
+
+    assert remote("submit", "--from", first, "--size", "3MB").code == 0
+    job = submitted(client)
+    assert (job.ratio, job.target_bytes) == (None, 3_000_000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ratio", "0.3"], "specify either MODEL_ID or --from JOB"),
+        (["local/tiny", "--from", "some", "--ratio", "0.3"], "specify either MODEL_ID or --from JOB"),
+        (["--from", "00000000-0000-0000-0000-000000000000"], "no job has this id"),
+    ],
+)
+def test_what_is_submitted_must_be_clear(remote, arguments, message):
+    outcome = remote("submit", *arguments)
+    assert outcome.code != 0
+    assert re.search(message, outcome.err)
