@@ -92,9 +92,7 @@ def print_report(
     _print_lines(console, _totals(report))
     console.print()
     console.print(_size_table(report, output))
-    for export in report.exports:
-        faulty = export.loading is not None and export.loading.anomaly is not None
-        console.print(f"{export.kind}: {export.loading_text}", style="bold red" if faulty else "")
+    _print_loadings(console, report.exports)
     if report.healing is not None:
         console.print()
         _print_lines(console, _healing_lines(report.healing))
@@ -121,6 +119,12 @@ def print_report(
         local = shlex.join(["rocket", "export", str(output / folders["rocket"]), "stock", "--to", "dense"])
         console.print("\nTo make a copy that other tools read, as large as the original:\n")
         console.print(f"    {exported_by or local}")
+
+
+def _print_loadings(console: Console, exports: Sequence[ExportReport]) -> None:
+    for export in exports:
+        faulty = export.loading is not None and export.loading.anomaly is not None
+        console.print(f"{export.kind}: {export.loading_text}", style="bold red" if faulty else "")
 
 
 def print_export(export: ExportReport, output: Path, report: CompressionReport | None) -> None:

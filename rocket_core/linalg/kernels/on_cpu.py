@@ -39,7 +39,9 @@ def round_block(
     errors = torch.empty_like(rest)
     arrays = [part.numpy() for part in (rest, codes, errors, factor.contiguous(), steps)]
     choice = _choice(levels, rate, rest.dtype)
-    _by_columns(rest.shape[1], len(rest) * rest.numel(), lambda first, last: _round_block(*arrays, *choice, first, last))
+    _by_columns(
+        rest.shape[1], len(rest) * rest.numel(), lambda first, last: _round_block(*arrays, *choice, first, last)
+    )
     return errors
 
 

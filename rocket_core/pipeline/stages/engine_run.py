@@ -63,8 +63,8 @@ def run_export(
     """
     today = datetime.now(UTC).date()
     if kind in RUN_HERE and run.config.calibrates:
-        version = f"{transformers.__name__} {transformers.__version__}"
-        return LoadingReport(engine="Transformers (Rocket)", version=version, date=today)
+        own = f"transformers {transformers.__version__}"
+        return LoadingReport(engine="Transformers (Rocket)", version=own, date=today)
     if kind != "gguf":
         return None
     file, version = folder / GGUF_NAME, installed_version()
@@ -178,4 +178,3 @@ def _with_rest(log_probabilities: Float[Tensor, " tokens"]) -> Float[Tensor, " t
     known = log_probabilities.double()
     rest = (1 - known.exp().sum()).clamp(min=_LEAST_REST).log()
     return torch.cat([known, rest[None]])
-

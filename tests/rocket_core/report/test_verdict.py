@@ -2,12 +2,14 @@
 
 import json
 import math
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from rocket_core.config import AcceptanceConfig
 from rocket_core.report.answers import AnswerToken, ComparedAnswer
+from rocket_core.report.loading import MOST_DIVERGENCE, LoadingReport
 from rocket_core.report.quality import Difference, EvaluationReport, ModelQuality, TaskScore
 from rocket_core.report.verdict import Verdict, judge
 
@@ -146,3 +148,29 @@ def test_spoilt_answers_are_anomalous(before, after, said):
     verdict = judge(PLENTY, measured(answers=[answered(TEXT, TEXT), answered(before, after)]), None)
     assert verdict.reasons == (() if said is None else (said,))
     assert verdict.outcome == ("accepted" if said is None else "anomalous")
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ({"fault": "does not read it"}, "llama.cpp did not run it: does not read it"),
+        (
+            {"kl_divergence": 1.01 * MOST_DIVERGENCE, "splits_alike": True},
+            "llama.cpp computes something else than the weights say: KL divergence 0.1 from its weights in "
+            "transformers",
+        ),
+        (
+            {"kl_divergence": 0.001, "splits_alike": False},
+            "llama.cpp splits text into other tokens than the original's tokenizer",
+        ),
+        ({"kl_divergence": MOST_DIVERGENCE, "splits_alike": True}, None),
+        ({"untried": "it is too large"}, None),
+    ],
+)
+def test_what_an_engine_does_not_run_is_anomalous(found, reason):
+    loading = LoadingReport(engine="llama.cpp", version="one 1", date=date(2026, 1, 2), **found)
+    verdict = judge(PLENTY, measured(), None, [loading])
+    assert verdict.reasons == (() if reason is None else (reason,))
+    assert verdict.outcome == ("accepted" if reason is None else "anomalous")
+    if reason is not None:
+        assert loading.summary == f"{reason}; tried with llama.cpp (one 1) on 2026-01-02"
