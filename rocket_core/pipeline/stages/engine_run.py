@@ -4,6 +4,8 @@ The engine continues a text greedily, in a process that ends with the run. The s
 with the weights that the export stores, one block in memory at a time, and both predictions are compared.
 """
 
+import resource
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -40,6 +42,8 @@ _PROMPT_TOKENS = 32
 _NEW_TOKENS = 20
 _TEXT_CHARACTERS = 400
 _LEAST_REST = 1e-9
+# What llama.cpp takes next to weights for a short context, and the interpreter.
+_RUNTIME_BYTES = 2**28
 
 
 def run_export(
@@ -69,13 +73,9 @@ def run_export(
         return None
     file, version = folder / GGUF_NAME, installed_version()
     outcome = LoadingReport(engine="llama.cpp", version=version, date=today)
-    free, size = free_machine_memory(), file.stat().st_size
-    if version is None:
-        return outcome.model_copy(update={"untried": INSTALL})
-    if free is not None and size > free:
-        return outcome.model_copy(
-            update={"untried": f"it has {bytes_text(size)}, and {bytes_text(free)} of memory are free"}
-        )
+    obstacle = INSTALL if version is None else _lack_of_memory(file.stat().st_size)
+    if obstacle is not None:
+        return outcome.model_copy(update={"untried": obstacle})
     tokenizer = load_tokenizer(run.source.folder, run.architecture.model.config)
     text = held_out_text()[:_TEXT_CHARACTERS]
     ids = tokenize(tokenizer, text)["input_ids"]
@@ -94,6 +94,18 @@ def run_export(
             "splits_alike": list(answer.split) == list(ids),
         }
     )
+
+
+def _lack_of_memory(size: int) -> str | None:
+    """Return why a file of some bytes cannot be loaded; None if it can.
+
+    llama.cpp maps the file, and copies layers of some types in another order.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    allowed = sys.maxsize if limit == resource.RLIM_INFINITY else max(0, limit - _RUNTIME_BYTES)
+    free = free_machine_memory()
+    available = allowed if free is None else min(allowed, free)
+    return None if size <= available else f"it has {bytes_text(size)}, and {bytes_text(available)} of memory are free"
 
 
 def _continued(file: Path, text: str, ids: Sequence[int], monitor: Monitor) -> tuple[Sequence[int], Continued]:

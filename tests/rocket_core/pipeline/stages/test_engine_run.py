@@ -1,6 +1,7 @@
 """Exports that are run by their engine: llama.cpp itself."""
 
 import re
+import resource
 
 import pytest
 import torch
@@ -104,6 +105,12 @@ def test_what_cannot_be_tried_is_said(llama, tmp_path, monkeypatch, name, value,
     assert export.loading.anomaly is None
     assert re.match(message, export.loading_text)
     assert export.loading_text in (tmp_path / "gguf" / "README.md").read_text()
+
+
+def test_a_limit_of_the_process_is_respected(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (2**28 + 1000, 2**40))
+    assert engine_run._lack_of_memory(1000) is None
+    assert engine_run._lack_of_memory(1001) == "it has 1.00 kB, and 1.00 kB of memory are free"
 
 
 def places(logits):
