@@ -240,6 +240,8 @@ def _totals(report: CompressionReport) -> Iterable[str]:
         yield f"Note: {report.calibration.advice}, --calibration FILE"
     elif report.calibration.dataset == BUILTIN_DATASET and report.calibration.kind == "text" and not is_foreign:
         yield "Calibrated on CPython's documentation; text like what the model will read is better, --calibration FILE"
+    if report.calibration_reach is not None:
+        yield report.calibration_reach
     # Healing has measured it, and has its own lines.
     if report.evaluation is None and report.healing is None:
         quality = quality_headline(report)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from rocket_core.allocation import Allocation, layer_frontiers
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.calibration.inputs import DecoderText
@@ -39,6 +41,7 @@ _MAX_FRONTIERS = 2000
 def calibration_report(run: Run, inputs: CalibrationInputs, work: WorkFolder) -> CalibrationReport:
     """Return the report on the run's calibration data."""
     calibration = without_paths(run.config).calibration
+    read = [ids.flatten() for ids in inputs.token_ids if ids.numel()]
     return CalibrationReport(
         kind=_kind(run),
         dataset=calibration.dataset if run.config.calibrates else NO_DATASET,
@@ -52,6 +55,8 @@ def calibration_report(run: Run, inputs: CalibrationInputs, work: WorkFolder) ->
         lacks_chats=isinstance(run.inputs, DecoderText)
         and bool(run.inputs.tokenizer.chat_template)
         and inputs.rows.chats == 0,
+        reached_tokens=len(torch.cat(read).unique()) if read else None,
+        vocabulary=run.architecture.vocabulary if read else None,
     )
 
 

@@ -1,7 +1,10 @@
 """What a compression was calibrated on. Loads no torch."""
 
+from collections.abc import Collection
+
 from rocket_core.config import CalibrationKind
 from rocket_core.report.calibrated_text import CalibratedText
+from rocket_core.report.formatting import percent_text
 from rocket_core.schema import FrozenModel
 
 NO_DATASET = "none"
@@ -33,6 +36,32 @@ class CalibrationReport(FrozenModel):
     """rows without text, and chats that the chat template refused, that were skipped."""
     lacks_chats: bool = False
     """whether the model has a chat template, and was calibrated on texts alone."""
+
+    reached_tokens: int | None = None
+    """different tokens among them; null where no tokens were read, and in reports from before this field existed."""
+    vocabulary: int | None = None
+    """tokens that the model knows; null as above."""
+
+    def reach(self, experts: Collection[int]) -> str | None:
+        """Return what of the model the data reach, and what to do about the rest; None if that is not known.
+
+        Args:
+            experts: tokens that were routed to each expert of a mixture.
+        """
+        if self.reached_tokens is None or self.vocabulary is None:
+            return None
+        part = percent_text(self.reached_tokens / self.vocabulary)
+        said = [f"the calibration data have {self.reached_tokens:,} of the {self.vocabulary:,} known tokens ({part})"]
+        if experts:
+            used = sum(count > 0 for count in experts)
+            said.append(f"reach {used:,} of {len(experts):,} experts")
+        if self.text is not None:
+            said.append(
+                f"have a perplexity of {self.text.perplexity:.3g}, where the model itself expects "
+                f"{self.text.own_perplexity:.3g}"
+            )
+        listed = f"{', '.join(said[:-1])} and {said[-1]}" if len(said) > 1 else said[0]
+        return f"{listed[0].upper()}{listed[1:]}. Languages, code or chats that they lack may lose more: add some of each"
 
     @property
     def summary(self) -> str:

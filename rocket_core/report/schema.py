@@ -306,6 +306,11 @@ class CompressionReport(FrozenModel):
         }
 
     @property
+    def calibration_reach(self) -> str | None:
+        """What of the model the calibration data reach, and what to do about the rest; None if that is not known."""
+        return self.calibration.reach(self.experts.values())
+
+    @property
     def seconds(self) -> float:
         """Wall time of all stages."""
         return sum((stage.seconds for stage in self.stages), 0.0)

@@ -63,6 +63,9 @@ class TestEveryFamily:
         blocks = 2 if family not in ("deepseek_v2", "deepseek_v3", "glm4_moe") else 1
         assert len(of_experts) == 3 * EXPERTS * blocks
         assert not report.skipped
+        used = sum(count > 0 for count in report.experts.values())
+        assert f"reach {used} of {len(report.experts)} experts" in report.calibration_reach
+        assert 10 <= report.calibration.reached_tokens <= report.calibration.vocabulary
         kept = sum(layer.kept_parameters for layer in report.layers)
         total = sum(layer.d_in * layer.d_out for layer in report.layers)
         assert kept <= report.allocation.budget <= (1 - RATIO) * total
