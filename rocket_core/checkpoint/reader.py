@@ -221,12 +221,14 @@ class Checkpoint:
         files: the files, sorted by name.
         entries: every tensor by name; those of weights in few bits as one that is decoded.
         coded: how weights in few bits are stored; None for plain weights.
+        left_out: tensors next to weights in few bits that neither decoding nor the model reads.
     """
 
     folder: Path
     files: tuple[Path, ...]
     entries: dict[str, TensorEntry]
     coded: CodedFormat | None = None
+    left_out: tuple[TensorEntry, ...] = ()
 
     @cached_property
     def stored_bytes(self) -> int:
@@ -273,9 +275,14 @@ def open_checkpoint(folder: Path, coded: CodedFormat | None = None) -> Checkpoin
                     "remove the files of one of the two checkpoints"
                 )
             entries[entry.key] = entry
+    left_out: tuple[TensorEntry, ...] = ()
     if coded is not None:
-        entries = {header.key: _entry(header) for header in coded.decoded(entries.values(), str(folder))}
-    return Checkpoint(folder=folder, files=files, entries=entries, coded=coded)
+        decoded = {header.key: _entry(header) for header in coded.decoded(entries.values(), str(folder))}
+        parts = [entry.parts.values() if isinstance(entry, DecodedEntry) else (entry,) for entry in decoded.values()]
+        read = {part.key for entry in parts for part in entry}
+        left_out = tuple(entry for key, entry in entries.items() if key not in read)
+        entries = decoded
+    return Checkpoint(folder=folder, files=files, entries=entries, coded=coded, left_out=left_out)
 
 
 def _entry(header: TensorHeader) -> TensorEntry:

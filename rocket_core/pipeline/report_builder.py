@@ -55,7 +55,7 @@ def calibration_report(run: Run, inputs: CalibrationInputs, work: WorkFolder) ->
         lacks_chats=isinstance(run.inputs, DecoderText)
         and bool(run.inputs.tokenizer.chat_template)
         and inputs.rows.chats == 0,
-        reached_tokens=len(torch.cat(read).unique()) if read else None,
+        reached_tokens=int(torch.cat(read).bincount().count_nonzero()) if read else None,
         vocabulary=run.architecture.vocabulary if read else None,
     )
 

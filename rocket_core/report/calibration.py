@@ -61,7 +61,9 @@ class CalibrationReport(FrozenModel):
                 f"{self.text.own_perplexity:.3g}"
             )
         listed = f"{', '.join(said[:-1])} and {said[-1]}" if len(said) > 1 else said[0]
-        return f"{listed[0].upper()}{listed[1:]}. Languages, code or chats that they lack may lose more: add some of each"
+        return (
+            f"{listed[0].upper()}{listed[1:]}. Languages, code or chats that they lack may lose more: add some of each"
+        )
 
     @property
     def summary(self) -> str:

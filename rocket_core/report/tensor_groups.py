@@ -21,7 +21,8 @@ class TensorGroup(FrozenModel):
     """their name, with `*` for numbers."""
     fate: Fate
     """`compressed`; `kept`, to the byte or in another order; `converted` to another dtype; `left out`, because the
-    engine computes it or shares another; or `added`, which the original does not have.
+    engine computes it or shares another, or because `transformers` does not run the block that it belongs to; or
+    `added`, which the original does not have.
     """
     tensors: _Count
     """number of tensors in the original; of an added one, in the artifact."""

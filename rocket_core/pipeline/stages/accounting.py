@@ -24,7 +24,11 @@ def account_for_tensors(
     """
     stored = stored_layers(run, layers)
     accounts = _in_gguf(run, work, stored) if kind == "gguf" else _in_safetensors(run, work, kind, stored)
-    return grouped(accounts)
+    unread = (
+        TensorAccount(name=entry.key, fate="left out", original_bytes=entry.file_bytes, stored_bytes=0)
+        for entry in run.checkpoint.left_out
+    )
+    return grouped([*accounts, *unread])
 
 
 def _in_safetensors(

@@ -8,9 +8,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from rocket_core.config import compression_config
 from rocket_core.pipeline import compress
 from rocket_core.report.schema import CompressionReport
 from rocket_core.report.tensor_groups import TensorAccount, grouped
+from tests.reference.few_bit_models import save_few_bits
 from tests.reference.tiny_mixtures import MIXTURES, save_tiny_mixture
 from tests.sampling import sweep
 
@@ -65,6 +67,18 @@ def test_tensors_and_bytes_are_those_of_both_files(source, settings, tmp_path, f
     assert not [group for group in report.tensors if group.fate in {"left out", "added"}]
     assert CompressionReport.model_validate_json((tmp_path / "out" / "report.json").read_bytes()) == report
     assert "What became of each tensor" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
+    model = save_few_bits("deepseek_v3", tmp_path / "model")
+    report = compress(str(model), tmp_path / "out", compression_config(preset="instant", bits=8))
+    original, written = tensors_of(model), tensors_of(tmp_path / "out" / "rocket")
+    assert sum(group.original_bytes for group in report.tensors) == sum(original.values())
+    assert sum(group.stored_bytes for group in report.tensors) == sum(written.values())
+    left_out = {group.name: group.original_bytes for group in report.tensors if group.fate == "left out"}
+    following = {name: size for name, size in original.items() if name.startswith("model.layers.2.")}
+    assert {general(name) for name in following} <= set(left_out)
+    assert sum(left_out.values()) == sum(following.values())
 
 
 def test_a_gguf_file_leaves_out_what_llama_cpp_shares(model_folder, settings, tmp_path):
