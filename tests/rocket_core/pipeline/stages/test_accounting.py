@@ -7,6 +7,8 @@ import gguf
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from rocket_core.config import compression_config
 from rocket_core.pipeline import compress
@@ -14,6 +16,7 @@ from rocket_core.report.schema import CompressionReport
 from rocket_core.report.tensor_groups import TensorAccount, grouped
 from tests.reference.few_bit_models import save_few_bits
 from tests.reference.tiny_mixtures import MIXTURES, save_tiny_mixture
+from tests.reference.tiny_models import byte_tokenizer
 from tests.sampling import sweep
 
 
@@ -79,6 +82,25 @@ def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
     following = {name: size for name, size in original.items() if name.startswith("model.layers.2.")}
     assert {general(name) for name in following} <= set(left_out)
     assert sum(left_out.values()) == sum(following.values())
+
+
+@pytest.mark.parametrize("engine", ["rocket", "vllm"])
+def test_layers_for_further_tokens_are_kept(tmp_path, engine):
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "linear_num_value_heads": 2}
+    linear = {"linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 320}
+    config = Qwen3_5TextConfig(**sizes, **heads, **linear)
+    Qwen3_5ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    further = {"mtp.fc.weight": torch.ones(64, 128), "mtp.layers.0.mlp.up_proj.weight": torch.ones(96, 64)}
+    save_file(load_file(file) | further, file, metadata={"format": "pt"})
+    chosen = compression_config(preset="instant", bits=9, engine=engine)
+    report = compress(str(tmp_path / "model"), tmp_path / "out", chosen)
+    groups = {group.name: group for group in report.tensors if group.name.startswith("mtp")}
+    assert {name: group.fate for name, group in groups.items()} == {general(name): "kept" for name in further}
+    written = tensors_of(tmp_path / "out" / report.exports[0].folder)
+    assert {name: written[name] for name in further} == {name: tensor.nbytes for name, tensor in further.items()}
 
 
 def test_a_gguf_file_leaves_out_what_llama_cpp_shares(model_folder, settings, tmp_path):
