@@ -677,7 +677,11 @@ class CompressionConfig(MethodOptions):
                 f"method {self.method} compresses every layer at one ratio and allocates nothing: give that"
             )
         if isinstance(target, ByLoss) and self.objective != "fisher":
-            raise ValueError(f"{target.measure} needs the objective fisher, which predicts the loss; or give a size")
+            chosen = f"preset {self.preset}" if not self.calibrates else f"objective {self.objective}"
+            raise ValueError(
+                f"{target.measure} needs the objective fisher, which predicts the loss, and {chosen} does not: give a "
+                "size, or take preset fast with its own objective"
+            )
         sized = self.reader.exports[0]
         if isinstance(target, ByBytes) and sized not in self.export:
             raise ValueError(f"target_bytes is a size of the {sized} artifact; export that")

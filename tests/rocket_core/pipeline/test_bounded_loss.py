@@ -179,6 +179,7 @@ def test_text_is_that_of_the_calibration_by_default(model_folder, bounded, tmp_p
         ({"max_perplexity_increase": 2}, "for 2 %, write 0.02"),
         ({"max_kl": 0.1, "target_bytes": 10**6}, "only one of"),
         ({"max_kl": 0.1, "preset": "paper"}, "max_kl needs the objective fisher"),
+        ({"max_kl": 0.1, "preset": "instant"}, "and preset instant does not: give a size, or take preset fast"),
         ({"max_kl": 0.1, "method": "svd-llm"}, "allocates nothing"),
         ({"max_kl": 0.1, "method": "gptq"}, "leave max_kl out"),
     ],
