@@ -5,6 +5,7 @@ from multiprocessing.connection import Connection
 
 from rocket_core.speed.llama_cpp_runtime import LlamaCppModel
 from rocket_core.speed.messages import Continue, Load
+from rocket_core.speed.mlx_runtime import MlxModel
 from rocket_core.system.child_process import answer, serve
 
 
@@ -18,6 +19,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _serve(source: Connection, target: Connection) -> None:
-    model = LlamaCppModel(Load.model_validate_json(source.recv_bytes()))
+    load = Load.model_validate_json(source.recv_bytes())
+    model = LlamaCppModel(load) if load.subject.runtime == "llama.cpp" else MlxModel(load)
     answer(target, model.loaded)
     answer(target, model.continue_text(Continue.model_validate_json(source.recv_bytes())))

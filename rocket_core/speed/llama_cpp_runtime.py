@@ -18,7 +18,7 @@ from jaxtyping import Float32
 
 from rocket_core.errors import CorruptCheckpointError, InvalidConfigError, RocketError
 from rocket_core.report.speed import RoundTimes
-from rocket_core.speed.messages import LIKELIEST, Continue, Continued, Likeliest, Load, Loaded, Measure
+from rocket_core.speed.messages import Continue, Continued, Likeliest, Load, Loaded, Measure
 
 INSTALL = "llama.cpp is not installed: pip install xllamacpp (or llama-cpp-python)"
 # The library with the C functions, relative to the package.
@@ -112,7 +112,7 @@ class LlamaCppModel:
         self._library.llama_memory_clear(self._library.llama_get_memory(self._context), True)
         token, places = self._read(request.prompt), []
         for _ in range(request.new_tokens):
-            places.append(self._likeliest())
+            places.append(Likeliest.of(self._logits(), "llama.cpp"))
             token = self._read((token,))
         return Continued(split=self._split(request.text), places=tuple(places))
 
@@ -148,15 +148,6 @@ class LlamaCppModel:
         """Return the logits after what was read last."""
         found = self._library.llama_get_logits_ith(self._context, -1)
         return np.ctypeslib.as_array(found, shape=(self._vocabulary,))
-
-    def _likeliest(self) -> Likeliest:
-        logits = self._logits().astype(np.float64)
-        if not np.isfinite(logits).all():
-            raise RocketError("llama.cpp predicts numbers that are not finite")
-        logits -= logits.max()
-        logits -= np.log(np.exp(logits).sum())
-        tokens = np.argsort(-logits, kind="stable")[:LIKELIEST]
-        return Likeliest(tokens=tuple(tokens.tolist()), log_probabilities=tuple(logits[tokens].tolist()))
 
     def _split(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text, with the special ones that are put around it."""

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType, ModuleType
 
 import torch
 import transformers
@@ -24,6 +25,7 @@ from rocket_core.models.pretrained import load_tokenizer, tokenize
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.stages.export import stored_bytes
 from rocket_core.pipeline.stages.stored_weight import read_dense_weight, trained_entries
 from rocket_core.pipeline.stages.trial_run import RUN_HERE
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -31,18 +33,22 @@ from rocket_core.report.formatting import bytes_text
 from rocket_core.report.loading import LoadingReport
 from rocket_core.report.run_commands import GGUF_NAME
 from rocket_core.report.schema import LayerReport
+from rocket_core.speed import llama_cpp_runtime, mlx_runtime
 from rocket_core.speed.child import Child
-from rocket_core.speed.llama_cpp_runtime import INSTALL, installed_version
 from rocket_core.speed.messages import Continue, Continued, Likeliest, Load, Loaded
 from rocket_core.speed.subjects import Subject
 from rocket_core.system.child_process import ChildError
 from rocket_core.system.machine import free_machine_memory
 
+# By export: the engine's name, and what loads it.
+_ENGINES: Mapping[ExportKind, tuple[str, ModuleType]] = MappingProxyType(
+    {"gguf": ("llama.cpp", llama_cpp_runtime), "mlx": ("MLX", mlx_runtime)}
+)
 _PROMPT_TOKENS = 32
 _NEW_TOKENS = 20
 _TEXT_CHARACTERS = 400
 _LEAST_REST = 1e-9
-# What llama.cpp takes next to weights for a short context, and the interpreter.
+# What engines take next to weights for a short context, and the interpreter.
 _RUNTIME_BYTES = 2**28
 
 
@@ -69,18 +75,19 @@ def run_export(
     if kind in RUN_HERE and run.config.calibrates:
         own = f"transformers {transformers.__version__}"
         return LoadingReport(engine="Transformers (Rocket)", version=own, date=today)
-    if kind != "gguf":
+    if kind not in _ENGINES:
         return None
-    file, version = folder / GGUF_NAME, installed_version()
-    outcome = LoadingReport(engine="llama.cpp", version=version, date=today)
-    obstacle = INSTALL if version is None else _lack_of_memory(file.stat().st_size)
+    title, runtime = _ENGINES[kind]
+    version, path = runtime.installed_version(), folder / GGUF_NAME if kind == "gguf" else folder
+    outcome = LoadingReport(engine=title, version=version, date=today)
+    obstacle = runtime.INSTALL if version is None else _lack_of_memory(stored_bytes(folder))
     if obstacle is not None:
         return outcome.model_copy(update={"untried": obstacle})
     tokenizer = load_tokenizer(run.source.folder, run.architecture.model.config)
     text = held_out_text()[:_TEXT_CHARACTERS]
     ids = tokenize(tokenizer, text)["input_ids"]
     try:
-        prompt, answer = _continued(file, text, ids, monitor)
+        prompt, answer = _continued(Subject(name=kind, path=path, form=kind, stored_bytes=0), text, ids, monitor)
     except ChildError as error:
         return outcome.model_copy(update={"fault": str(error)})
     tokens = [place.tokens[0] for place in answer.places]
@@ -108,9 +115,8 @@ def _lack_of_memory(size: int) -> str | None:
     return None if size <= available else f"it has {bytes_text(size)}, and {bytes_text(available)} of memory are free"
 
 
-def _continued(file: Path, text: str, ids: Sequence[int], monitor: Monitor) -> tuple[Sequence[int], Continued]:
-    """Return the prompt that llama.cpp continued, and its answer."""
-    subject = Subject(name=file.name, path=file, form="gguf", stored_bytes=file.stat().st_size)
+def _continued(subject: Subject, text: str, ids: Sequence[int], monitor: Monitor) -> tuple[Sequence[int], Continued]:
+    """Return the prompt that the engine continued, and its answer."""
     with closing(Child({}, monitor.check, "rocket_core.speed.continuing_process")) as child:
         load = Load(
             subject=subject, device="cpu", threads=torch.get_num_threads(), context=_PROMPT_TOKENS + _NEW_TOKENS

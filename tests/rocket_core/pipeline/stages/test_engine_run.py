@@ -12,6 +12,7 @@ from rocket_core.config import compression_config
 from rocket_core.evaluation.divergence import token_divergence
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.stages import engine_run
+from rocket_core.speed import llama_cpp_runtime
 from rocket_core.speed.messages import LIKELIEST, Likeliest
 from tests.reference import gguf_models
 from tests.reference.llama_cpp import Engine
@@ -82,10 +83,10 @@ def test_another_weight_is_an_anomaly(llama, tmp_path, monkeypatch):
 def test_a_damaged_file_is_an_anomaly(llama, tmp_path, monkeypatch):
     continued = engine_run._continued
 
-    def damaged(file, *arguments):
+    def damaged(subject, *arguments):
         copy = tmp_path / "damaged.gguf"
-        copy.write_bytes(file.read_bytes()[:1000])
-        return continued(copy, *arguments)
+        copy.write_bytes(subject.path.read_bytes()[:1000])
+        return continued(subject.model_copy(update={"path": copy}), *arguments)
 
     monkeypatch.setattr(engine_run, "_continued", damaged)
     loading = made(llama, tmp_path / "out").exports[0].loading
@@ -93,14 +94,24 @@ def test_a_damaged_file_is_an_anomaly(llama, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("where", "name", "value", "message"),
     [
-        ("installed_version", None, "not loaded by its engine: llama.cpp is not installed: pip install xllamacpp"),
-        ("free_machine_memory", 1000, "not loaded by its engine: it has .* kB, and 1.00 kB of memory are free"),
+        (
+            llama_cpp_runtime,
+            "installed_version",
+            None,
+            "not loaded by its engine: llama.cpp is not installed: pip install xllamacpp",
+        ),
+        (
+            engine_run,
+            "free_machine_memory",
+            1000,
+            "not loaded by its engine: it has .* kB, and 1.00 kB of memory are free",
+        ),
     ],
 )
-def test_what_cannot_be_tried_is_said(llama, tmp_path, monkeypatch, name, value, message):
-    monkeypatch.setattr(engine_run, name, lambda: value)
+def test_what_cannot_be_tried_is_said(llama, tmp_path, monkeypatch, where, name, value, message):
+    monkeypatch.setattr(where, name, lambda: value)
     (export,) = made(llama, tmp_path).exports
     assert export.loading.anomaly is None
     assert re.match(message, export.loading_text)
