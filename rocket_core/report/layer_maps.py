@@ -88,7 +88,7 @@ def expert_map(layers: Iterable[LayerReport]) -> Figure | None:
             Column(name="bits_per_weight", title="bits on disk per weight"),
             Column(name="kept_fraction", title="kept fraction of the parameters", kind="fraction"),
             Column(name="stored_bytes", title="bytes on disk", kind="bytes"),
-            Column(name="loss", title="predicted increase of the loss"),
+            Column(name="loss", title="predicted loss"),
             Column(name="error", title="error of the outputs"),
         ),
         rows=tuple(rows),
@@ -148,7 +148,7 @@ def _map_of(found: Sequence[Row], layers: Sequence[_Layer], error: str) -> Figur
         Column(name="stored_bytes", title="bytes on disk", kind="bytes"),
         Column(name="rank", title="rank", kind="count"),
         Column(name="sparsity", title="fraction of zeros", kind="fraction"),
-        Column(name="loss", title="predicted increase of the loss"),
+        Column(name="loss", title="predicted loss"),
         Column(name="error", title=error),
     )
     return Figure(
