@@ -23,6 +23,7 @@ from rocket_cli.commands import (
     heal,
     heal_job,
     jobs,
+    mcp,
     profile,
     push,
     push_job,
@@ -101,6 +102,7 @@ for _panel, _functions in {
         push_job.push_job,
         jobs.cancel,
         jobs.retry,
+        mcp.mcp,
     ),
     _SERVICE: (serve.serve, migrate.migrate, api.api, worker.worker),
 }.items():
