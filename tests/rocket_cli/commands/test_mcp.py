@@ -26,24 +26,27 @@ TOKEN = "hf_canary0123456789"  # noqa: S105 - not a real one
 
 
 @asynccontextmanager
-async def connected(target, headers=None):
-    """Yield the protocol's client of an address, of a command line, or of a server in this process."""
+async def connected(target, headers=None, mode="auto"):
+    """Yield the protocol's client of an address, of a command line, or of a server in this process.
+
+    Clients of versions before 2026 need the mode `legacy`.
+    """
     if not isinstance(target, str):
-        async with Client(target) as client:
+        async with Client(target, mode=mode) as client:
             yield client
         return
     async with (
         httpx2.AsyncClient(headers=headers, trust_env=False, timeout=30) as http,
-        Client(streamable_http_client(target, http_client=http)) as client,
+        Client(streamable_http_client(target, http_client=http), mode=mode) as client,
     ):
         yield client
 
 
-def called(target, tool, arguments, headers=None, **options):
+def called(target, tool, arguments, headers=None, mode="auto", **options):
     """Return whether a call failed, and its answer: a text, or the structured content."""
 
     async def call():
-        async with connected(target, headers) as client:
+        async with connected(target, headers, mode) as client:
             answer = await client.call_tool(tool, arguments, **options)
             if answer.is_error:
                 return True, answer.content[0].text
@@ -162,8 +165,10 @@ def test_errors_before_a_request_say_what_to_do(tools, finished):
     assert "does not answer" in fails(absent, "models")
 
 
-def test_watching_ends_with_the_job_and_reports_progress(tools, service):
+@pytest.mark.parametrize("way", ["in process", "http", "http of old clients"])
+def test_watching_ends_with_the_job_and_reports_progress(tools, service, server, stack, way):
     job_id, told = service.submit(), []
+    target = tools if way == "in process" else stack.enter_context(over_http(server))
     lease = service.claim(job_id)
 
     async def on_progress(progress, total, message):
@@ -173,7 +178,9 @@ def test_watching_ends_with_the_job_and_reports_progress(tools, service):
             await asyncio.to_thread(service.succeed, lease, FILES)
 
     with in_background(lambda: service.progress(lease, "calibrating", 0.5)):
-        is_error, state = called(tools, "watch", {"job_id": job_id, "wait_seconds": 30}, progress_callback=on_progress)
+        mode = "legacy" if way == "http of old clients" else "auto"
+        arguments = {"job_id": job_id, "wait_seconds": 30}
+        is_error, state = called(target, "watch", arguments, mode=mode, progress_callback=on_progress)
     assert (is_error, state["status"], state["quality"]) == (False, "succeeded", "10 → 10.2")
     assert (0.5, 1.0) in [entry[:2] for entry in told]
     assert "report" in state["next_step"]
@@ -259,26 +266,27 @@ def test_over_stdio_the_key_is_that_of_the_environment(service, server):
     assert "requires an API key" in models()[1]
 
 
-def test_over_http_each_agent_acts_with_its_own_key(service, server):
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_over_http_each_agent_acts_with_its_own_key(service, server, mode):
     owned = {name: service.do(keys.create_key, name).text for name in ("alice", "bob")}
 
     # The command's own key must not be anyone's.
     with over_http(server, ROCKET_API_KEY=owned["alice"]) as address:
         headers = {name: {"Authorization": f"Bearer {key}"} for name, key in owned.items()}
         request = {"model_id": "local/tiny", "ratio": 0.3}
-        is_error, state = called(address, "submit", {"request": request}, headers["bob"])
+        is_error, state = called(address, "submit", {"request": request}, headers["bob"], mode)
         assert not is_error, state
         with Rocket(server.url, api_key=owned["bob"]) as bob, Rocket(server.url, api_key=owned["alice"]) as alice:
             assert [job.id for job in bob.list_jobs().data] == [state["job_id"]]
             assert alice.list_jobs().data == ()
         watched = {"job_id": state["job_id"], "wait_seconds": 0}
-        assert called(address, "watch", watched, headers["bob"])[0] is False
-        assert "no job" in called(address, "watch", watched, headers["alice"])[1]
+        assert called(address, "watch", watched, headers["bob"], mode)[0] is False
+        assert "no job" in called(address, "watch", watched, headers["alice"], mode)[1]
         for nobody in ({}, {"Authorization": owned["alice"]}, {"Authorization": f"Basic {owned['alice']}"}):
-            is_error, text = called(address, "models", {}, nobody)
+            is_error, text = called(address, "models", {}, nobody, mode)
             assert (is_error, "requires an API key; send `Authorization: Bearer" in text) == (True, True)
         wrong = {"Authorization": f"Bearer rk_{'0' * 16}_{'0' * 64}"}
-        assert "unknown, expired or revoked" in called(address, "models", {}, wrong)[1]
+        assert "unknown, expired or revoked" in called(address, "models", {}, wrong, mode)[1]
 
 
 def test_over_http_nothing_is_written_and_tokens_are_the_agents(server, client, finished):
