@@ -164,3 +164,6 @@ class Rocket:
     exports = _blocking(AsyncRocket.exports)
     push = _blocking(AsyncRocket.push)
     pushes = _blocking(AsyncRocket.pushes)
+    create_link = _blocking(AsyncRocket.create_link)
+    get_link = _blocking(AsyncRocket.get_link)
+    delete_link = _blocking(AsyncRocket.delete_link)
