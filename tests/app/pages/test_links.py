@@ -5,8 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from app.shared.repositories import keys, sweeps
+from app.shared.repositories import keys, outputs, sweeps, works
 from tests.app.api.conftest import BODY
+from tests.app.api.routes.test_evaluations import REPORT
 from tests.reference.reports import report_of_layers
 
 FILES = {"rocket/model.safetensors": b"weights", "rocket/config.json": b"{}", "report.json": b"{}"}
@@ -69,6 +70,22 @@ def test_nothing_else_of_the_tenant_is_shown(page, client, finished, share):
     # No link leads to what needs a key, except the documentation of the API at the bottom.
     links = set(re.findall(r'(?:href|src|action)="([^"#]+)', page("GET", address).text))
     assert {link for link in links if not link.startswith(("/ui/static/", address))} <= {"/", "/docs", "/openapi.json"}
+
+
+def test_only_the_jobs_own_measurements_are_shown(page, client, worker):
+    own = report_of_layers().model_copy(update={"evaluation": REPORT})
+    for report, is_shown in ((own, True), (report_of_layers(), False)):
+        worker.report = report
+        job_id = client.post("/jobs", json=BODY).json()["id"]
+        worker.succeed(job_id, FILES)
+        later = worker.claim(client.post(f"/jobs/{job_id}/evaluations", json={}).json()["id"])
+        worker.do(works.save_report, later, REPORT)
+        worker.do(outputs.succeed_without_files, later)
+        address = client.post(f"/jobs/{job_id}/link", json={}).json()["url"].removeprefix("http://localhost")
+        for path in (address, f"{address}/report"):
+            text = page("GET", path).text
+            assert ("KL divergence, nats per token" in text) is is_shown, path
+        assert ('<span class="quiet small">Prompt</span> Hi' in page("GET", address).text) is is_shown
 
 
 def test_files_are_given_only_if_the_owner_says_so(page, share):
