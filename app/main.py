@@ -15,6 +15,7 @@ from app.api.middleware.access import REFUSALS, AccessMiddleware
 from app.api.middleware.forwarding import ForwardingMiddleware
 from app.api.middleware.metrics import MetricsMiddleware
 from app.api.middleware.requests import BodyDeadlineMiddleware, BodyLimitMiddleware, RequestIdMiddleware
+from app.api.middleware.shared_links import SharedLinkMiddleware
 from app.api.paths import PAGES, STATIC
 from app.api.problems import ERROR_HANDLERS, install_error_handlers, problems
 from app.api.routes import (
@@ -24,6 +25,7 @@ from app.api.routes import (
     events,
     health,
     jobs,
+    links,
     metrics,
     models,
     profiles,
@@ -35,6 +37,7 @@ from app.api.tenant_shares import SharedThreads
 from app.api.uploaded_bodies import UploadReceiver
 from app.pages import api_browser, api_keys, compare, downloads, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
+from app.pages import links as pages_of_links
 from app.pages import models as pages_of_models
 from app.pages import profiles as pages_of_profiles
 from app.pages import webhooks as pages_of_webhooks
@@ -102,13 +105,13 @@ def create_app(
     app.state.upload_receiver = UploadReceiver(settings)
     app.state.sign_in_failures = FailureBudget()
     app.include_router(health.router)
-    for part in (jobs, events, artifacts, works, profiles, estimates, calibrations, models, webhooks, metrics):
+    for part in (jobs, events, artifacts, links, works, profiles, estimates, calibrations, models, webhooks, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))
     app.state.problem_page = problem_page
     # For the pages: a session counts below their path only, and with the token that their forms have.
     for part in (calibrations, models):
         app.include_router(part.router, prefix=PAGES, dependencies=[CSRF], include_in_schema=False)
-    pages = (pages_of_jobs, downloads, new_job, pages_of_profiles, pages_of_models, compare)
+    pages = (pages_of_jobs, pages_of_links, downloads, new_job, pages_of_profiles, pages_of_models, compare)
     for page in (*pages, pages_of_works, pages_of_webhooks, api_keys, api_browser, sign_in):
         app.include_router(page.router)
     app.mount(STATIC, StaticFiles(packages=[("app.pages", "static"), ("rocket_core.report", "static")]))
@@ -118,6 +121,7 @@ def create_app(
     app.add_middleware(BodyDeadlineMiddleware, seconds=settings.body_seconds, min_rate=settings.min_body_rate)
     app.add_middleware(AccessMiddleware, context=context, address=address)
     app.add_middleware(ExceptionMiddleware, handlers=ERROR_HANDLERS)
+    app.add_middleware(SharedLinkMiddleware)
     app.add_middleware(MetricsMiddleware, metrics=HttpMetrics(registry))
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(ForwardingMiddleware, proxies=TrustedProxies(settings.proxies))

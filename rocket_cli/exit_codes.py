@@ -60,7 +60,7 @@ _SERVICE_CODES: Mapping[str, ExitCode] = {
 }
 
 # Extras with what commands import, and those to install for it; a service needs all of `worker`.
-_EXTRAS = {"torch": "torch", "service": "worker", "worker": "worker"}
+_EXTRAS = {"torch": "torch", "service": "worker", "worker": "worker", "mcp": "mcp"}
 _REQUIREMENT = re.compile(r'([\w.-]+).*; extra == "(\w+)"')
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # Outcomes that the user asked for.

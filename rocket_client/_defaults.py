@@ -15,9 +15,10 @@ COMMAND_PATIENCE = 10.0
 
 
 def address_and_key(server: str | None, api_key: str | None) -> tuple[str, str | None]:
-    """Return the address and key as given, or else from the environment."""
+    """Return the address and key as given, or else from the environment; an empty key means no key."""
     address = server or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
-    return address, (api_key or os.environ.get(KEY_VARIABLE) or "").strip() or None
+    key = os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key
+    return address, key.strip() or None
 
 
 def noop(event: object) -> None:

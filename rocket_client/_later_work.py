@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 from rocket_client._requests import job_path, without_none
 from rocket_client._transport import Transport
-from rocket_client.models import EvaluationList, ExportList, Job, LaterEvaluation, LaterPush, PushList
+from rocket_client.models import EvaluationList, ExportList, Job, LaterEvaluation, LaterPush, Link, NewLink, PushList
 
 
 class LaterWork:
@@ -129,3 +129,23 @@ class LaterWork:
     async def pushes(self, job_id: str) -> tuple[LaterPush, ...]:
         """Return the latest pushes of a job's files to the Hub, newest first."""
         return (await self._transport.get(PushList, job_path(job_id, "pushes"))).data
+
+    async def create_link(self, job_id: str, *, with_files: bool = False) -> NewLink:
+        """Create a link that shows a job that has succeeded to anyone who has it, and end the one that it has.
+
+        Args:
+            job_id: the job that has succeeded.
+            with_files: whether the link also gives its files; otherwise only its report.
+
+        Returns:
+            The link, with its address, which cannot be read again.
+        """
+        return await self._transport.post(NewLink, job_path(job_id, "link"), {"with_files": with_files})
+
+    async def get_link(self, job_id: str) -> Link:
+        """Return the link of a job, without its address."""
+        return await self._transport.get(Link, job_path(job_id, "link"))
+
+    async def delete_link(self, job_id: str) -> None:
+        """End the link of a job."""
+        await self._transport.delete(job_path(job_id, "link"))

@@ -166,7 +166,7 @@ class Wire:
             "base_url": url,
             "timeout": timeout(None),
             # A proxy named by the environment cannot reach this machine's loopback.
-            "trust_env": not _is_loopback(url.host),
+            "trust_env": not is_loopback(url.host),
             "auth": None if api_key is None else KeyAuth(_usable_key(api_key), url),
         }
 
@@ -274,7 +274,7 @@ class Store:
         self._address = f"{url.scheme}://{url.netloc.decode('ascii')}"
         self.options: dict[str, Any] = {
             "timeout": timeout(request.read_seconds),
-            "trust_env": not _is_loopback(url.host),
+            "trust_env": not is_loopback(url.host),
         }
         # The condition is on the server's own ETag, which the store does not know.
         headers = {name: value for name, value in request.headers.items() if name != "If-Range"}
@@ -323,6 +323,14 @@ def timeout(read_seconds: float | None) -> httpx2.Timeout:
     return httpx2.Timeout(read_seconds or _SILENCE_SECONDS, connect=_CONNECT_SECONDS)
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine's loopback."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _server_url(server: str) -> httpx2.URL:
     try:
         url = httpx2.URL(server)
@@ -338,13 +346,6 @@ def _usable_key(key: str) -> str:
     if not key.isascii() or not key.isprintable() or " " in key:
         raise InvalidArgumentError("the API key contains invalid characters; copy it again, it begins with rk_")
     return key
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _reason(error: httpx2.RequestError) -> str:

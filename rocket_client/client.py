@@ -71,8 +71,8 @@ class Rocket:
 
     Args:
         server: the server's address; None takes the environment variable ROCKET_SERVER, or this machine's port 8000.
-        api_key: the API key from the server's operator; None takes the environment variable ROCKET_API_KEY, if set. It
-            is sent only to this server.
+        api_key: the API key from the server's operator; None takes the environment variable ROCKET_API_KEY, if set, and
+            an empty one sends none. It is sent only to this server.
         patience: seconds without an answer after which a request fails, >= 0.
         on_retry: called before each wait for the server.
 
@@ -164,3 +164,6 @@ class Rocket:
     exports = _blocking(AsyncRocket.exports)
     push = _blocking(AsyncRocket.push)
     pushes = _blocking(AsyncRocket.pushes)
+    create_link = _blocking(AsyncRocket.create_link)
+    get_link = _blocking(AsyncRocket.get_link)
+    delete_link = _blocking(AsyncRocket.delete_link)

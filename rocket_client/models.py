@@ -520,6 +520,22 @@ class WebhookList(Listing[Webhook]):
     """All webhooks."""
 
 
+class Link(Resource):
+    """A link that shows a job to people without a key."""
+
+    with_files: bool
+    """whether it also gives the files of the job."""
+    created_at: datetime
+    """when it was created."""
+
+
+class NewLink(Link):
+    """A link that was just created."""
+
+    url: str
+    """its address; it is not shown again."""
+
+
 class Profile(Resource):
     """Profile of a model, independent of a ratio."""
 

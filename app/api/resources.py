@@ -321,6 +321,14 @@ class WebhookList(_List):
     """the webhooks, oldest first."""
 
 
+class LinkView(contract.Link, extra="forbid"):
+    """A link that shows a job to people without a key."""
+
+
+class NewLinkView(contract.NewLink, extra="forbid"):
+    """A link that was just created."""
+
+
 class ProfileView(FrozenModel):
     """The profile of a model: what is known before a ratio is chosen."""
 

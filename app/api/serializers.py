@@ -14,6 +14,7 @@ from app.api.resources import (
     JobView,
     LayerAllocation,
     LayerView,
+    LinkView,
     ModelUploadView,
     NamedModelView,
     ProfileView,
@@ -34,6 +35,7 @@ from app.shared.models import (
     Artifact,
     Job,
     JobEvent,
+    Link,
     ModelFile,
     ModelPiece,
     Profile,
@@ -138,6 +140,11 @@ def uploaded_file_view(file: ModelFile, pieces: Sequence[ModelPiece]) -> Uploade
 def webhook_view(hook: Webhook) -> WebhookView:
     """Return a webhook's view, without its secret."""
     return _view(WebhookView, hook, events=tuple(hook.events.split()))
+
+
+def link_view(link: Link) -> LinkView:
+    """Return a link's view, without its token."""
+    return _view(LinkView, link)
 
 
 def delivery_view(delivery: WebhookDelivery) -> DeliveryView:

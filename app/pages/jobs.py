@@ -18,11 +18,12 @@ from app.pages.frontier_figure import frontier_of
 from app.pages.rendering import redirect, render
 from app.pages.stage_list import stage_list
 from app.pages.works import export_section, list_views, push_section
-from app.services import evaluations, jobs, outputs, profiles, uploads, works
+from app.services import evaluations, jobs, links, outputs, profiles, uploads, works
 from app.services.context import Context
 from app.shared import catalog
 from app.shared.errors import ProfileNotFoundError, ReportNotReadyError
 from app.shared.lifecycle import Status
+from app.shared.repositories.audit import Actor
 from app.shared.repositories.jobs import JobFilter
 from app.shared.requests import SOURCE_EXPORT
 from rocket_core.config import DEFAULT_HEALING_TOKENS, Preset
@@ -82,6 +83,21 @@ def show_rows(
 @router.get(f"{_JOBS}/{{job_id}}")
 def show_job(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep) -> Response:
     """Show one job: its progress and its results."""
+    return job_page(request, context, actor, job_id)
+
+
+def job_page(
+    request: Request, context: Context, actor: Actor, job_id: str, *, made_link: str | None = None
+) -> Response:
+    """Return the page of a job.
+
+    Args:
+        request: the request to respond to.
+        context: the service.
+        actor: who sees it.
+        job_id: the job.
+        made_link: address of its link, which was just created.
+    """
     owner = actor.tenant
     job = current_view(context, jobs.get_job(context, owner, job_id))
     report = find_report(context, owner, job_id)
@@ -106,6 +122,8 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, actor: ActorD
         cost=None if report is None else cost_comparison(report),
         frontier=frontier,
         files=files,
+        link=links.find_link(context, owner, job_id),
+        made_link=made_link,
         links=figure_links(f"{_JOBS}/{job_id}"),
         **_state(context, owner, job_id),
     )

@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from app.api.paths import HOME, SIGN_IN, STATIC
+from app.api.paths import HOME, SIGN_IN, STATIC, is_shared
 from app.api.problems import Problem
 from app.pages.page_words import page_words
 from app.services.access import Caller
@@ -50,6 +50,8 @@ def render(request: Request, template: str, http_status: int = HTTPStatus.OK, **
     """
     caller = getattr(request.state, "caller", None)
     known = {
+        # What people without a key see leads nowhere that needs one.
+        "show_navigation": not is_shared(request.url.path),
         "path": request.url.path,
         "csrf": caller.csrf if isinstance(caller, Caller) else None,
         "tenant": caller.tenant if isinstance(caller, Caller) and caller.tenant != LOCAL_OWNER else None,

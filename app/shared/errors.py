@@ -7,6 +7,7 @@ AppError
 ├── NotFoundError                   does not exist, or belongs to another caller
 │   ├── JobNotFoundError
 │   ├── ArtifactNotFoundError
+│   ├── LinkNotFoundError
 │   ├── ProfileNotFoundError
 │   ├── UploadNotFoundError
 │   ├── UploadedModelNotFoundError
@@ -102,6 +103,10 @@ class UploadedModelNotFoundError(NotFoundError, code="model_upload_not_found"):
 
 class WebhookNotFoundError(NotFoundError, code="webhook_not_found"):
     """The caller has no webhook with this id."""
+
+
+class LinkNotFoundError(NotFoundError, code="link_not_found"):
+    """The job has no link, or no link has this token."""
 
 
 class ProfileNotFoundError(NotFoundError, code="profile_not_found"):

@@ -7,6 +7,7 @@ jobs ─┬─ job_events         events, numbered without gaps
       ├─ evaluations        the result of a job that evaluates an earlier one's artifact
       ├─ pushes             the result of a job that pushes an earlier one's artifact to the Hub
       ├─ artifacts          files to download, by name
+      ├─ links              who has one sees the job without a key
       ├─ outbox             jobs to notify the workers of
       └─ idempotency_keys   which request created the job
 
@@ -265,6 +266,24 @@ class Artifact(Base):
     media_type: Mapped[str] = mapped_column(String(128))
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
+
+
+class Link(Base):
+    """A link that shows a job without a key, with a token `rl_<id>_<secret>` of which only the hash is stored.
+
+    Attributes:
+        secret_sha256: SHA-256 of the secret, hexadecimal.
+        with_files: whether it also gives the files of the job.
+    """
+
+    __tablename__ = "links"
+    __table_args__ = (UniqueConstraint("job_id"),)
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    job_id: Mapped[str] = mapped_column(_JOB_ID, ForeignKey("jobs.id", ondelete="CASCADE"))
+    secret_sha256: Mapped[str] = mapped_column(String(64))
+    with_files: Mapped[bool]
+    created_at: Mapped[datetime]
 
 
 class OutboxRow(Base):

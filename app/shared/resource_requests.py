@@ -1,4 +1,4 @@
-"""Requests for models to upload, and for webhooks."""
+"""Requests for models to upload, for webhooks, and for links."""
 
 from typing import Annotated, Literal, get_args
 
@@ -57,3 +57,10 @@ class WebhookRequest(StoredRequest):
     """where deliveries are sent, `https://HOST/PATH` on the public internet unless the operator allows others."""
     events: Annotated[tuple[WebhookEvent, ...], Field(min_length=1, max_length=3)] = get_args(WebhookEvent)
     """the events to report: `job.succeeded`, `job.failed`, `job.cancelled`; all by default."""
+
+
+class LinkRequest(StoredRequest):
+    """A link to create."""
+
+    with_files: bool = False
+    """whether the link also gives the files of the job; otherwise only its report."""

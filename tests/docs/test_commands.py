@@ -46,6 +46,7 @@ READ_IN_TURN = (
     "how-to/isolation",
     "how-to/production",
     "how-to/webhooks",
+    "how-to/agents",
     "how-to/audit",
 )
 PAGES = [ROOT / "docs" / f"{name}.md" for name in READ_IN_TURN]

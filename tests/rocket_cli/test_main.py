@@ -41,7 +41,7 @@ def left_out(*extras: str) -> str:
     return ",".join(sorted(name.replace("-", "_") for name in names))
 
 
-OPTIONAL = left_out("service", "torch", "worker")
+OPTIONAL = left_out("service", "torch", "worker", "mcp")
 
 IMPORTED_BY_HELP = """
 import atexit, sys
@@ -80,6 +80,7 @@ def test_help_imports_nothing_heavy() -> None:
         ("worker",),
         ("migrate",),
         ("admin", "keys", "list"),
+        ("mcp",),
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -88,7 +89,7 @@ def test_base_install_names_the_missing_packages(arguments: tuple[str, ...]) -> 
     process = python(BASE_INSTALL, OPTIONAL, *arguments)
 
     assert process.returncode == 2
-    extra = "torch" if arguments[0] in {"compress", "evaluate", "bench"} else "worker"
+    extra = {"compress": "torch", "evaluate": "torch", "bench": "torch", "mcp": "mcp"}.get(arguments[0], "worker")
     assert f"pip install 'rocket-compress[{extra}]'" in process.stderr
     assert "Traceback" not in process.stderr
     assert process.stdout == ""
@@ -201,7 +202,7 @@ def test_an_option_without_its_value_is_named(rocket: Callable, more: tuple[str,
 
 def test_every_command_with_a_result_supports_json(rocket: Callable) -> None:
     # These run until they are stopped, or have only text.
-    result_less = {("serve",), ("api",), ("worker",), ("help",)}
+    result_less = {("serve",), ("api",), ("worker",), ("mcp",), ("help",)}
     found = set(commands(typer.main.get_command(app)))
 
     assert result_less < found

@@ -82,10 +82,10 @@ def test_a_key_is_never_sent_to_another_server(first, other, way):
 @pytest.mark.both_clients
 def test_a_key_comes_from_the_environment_unless_given(connect, first, monkeypatch):
     monkeypatch.setenv("ROCKET_API_KEY", f" {KEY}\n")
-    for options, sent in (({}, KEY), ({"api_key": "rk_other"}, "rk_other")):
+    for options, sent in (({}, f"Bearer {KEY}"), ({"api_key": "rk_other"}, "Bearer rk_other"), ({"api_key": ""}, None)):
         with connect(first.url, patience=0, **options) as rocket, pytest.raises(UnexpectedAnswerError):
             rocket.models()
-        assert first.seen.pop() == f"Bearer {sent}"
+        assert first.seen.pop() == sent
     monkeypatch.setenv("ROCKET_API_KEY", "")
     with connect(first.url, patience=0) as rocket, pytest.raises(UnexpectedAnswerError):
         rocket.models()

@@ -359,12 +359,14 @@ def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
     jobs = service.client.get("/jobs").json()["data"]
     done = [job["id"] for job in jobs if job["status"] == "succeeded" and job["kind"] == "compression"]
     asked = next(job for job in jobs if job["kind"] == "evaluation")
+    shared = service.client.post(f"/jobs/{done[0]}/link", json={"with_files": True}).json()["url"]
     screens = {
         "start": "/",
         "jobs": "/ui/jobs",
         "webhooks": "/ui/webhooks",
         "new-job-with-profile": "/ui/new?model_id=local/tiny&samples=4&sequence_length=32&seed=0&ratio=0.4",
         "job": f"/ui/jobs/{done[0]}",
+        "shared": urlsplit(shared).path,
         "profiles": "/ui/profiles",
         "evaluation": f"/ui/jobs/{asked['id']}",
         "before-and-after": f"/ui/jobs/{asked['source_job_id']}",

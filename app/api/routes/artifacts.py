@@ -14,7 +14,9 @@ from app.api.negotiation import check_preconditions, prefers_html
 from app.api.problems import problems
 from app.api.resources import ArtifactList
 from app.api.serializers import artifact_view
+from app.api.tenant_shares import Threads
 from app.services import outputs
+from app.services.context import Context
 from app.shared.models import Artifact
 from rocket_core.report.html import render_report
 from rocket_core.report.schema import CompressionReport
@@ -45,9 +47,7 @@ def get_report(
     if not prefers_html(request.headers.get("accept")):
         response.headers["Vary"] = "Accept"
         return body
-    # The report contains names chosen by the model's author.
-    headers = {"Vary": "Accept", "Content-Security-Policy": _REPORT_POLICY, "X-Content-Type-Options": "nosniff"}
-    return HTMLResponse(render_report(CompressionReport.model_validate(body)), headers=headers)
+    return report_page(body)
 
 
 @router.get("/artifacts", responses=problems(404))
@@ -76,7 +76,28 @@ def download_artifact(
     caller: CallerDep,
 ) -> Response:
     """Return a file, or ranges of it; the ETag is derived from its content and never changes."""
-    download = outputs.open_artifact(context, caller.tenant, job_id, name)
+    threads = request.app.state.downloads.of(caller)
+    return send_artifact(request, context, caller.tenant, (job_id, name), threads)
+
+
+def report_page(body: object) -> Response:
+    """Return a report as a self-contained page."""
+    # The report contains names chosen by the model's author.
+    headers = {"Vary": "Accept", "Content-Security-Policy": _REPORT_POLICY, "X-Content-Type-Options": "nosniff"}
+    return HTMLResponse(render_report(CompressionReport.model_validate(body)), headers=headers)
+
+
+def send_artifact(request: Request, context: Context, owner: str, file: tuple[str, str], threads: Threads) -> Response:
+    """Return a file, or ranges of it.
+
+    Args:
+        request: the request to respond to.
+        context: the service.
+        owner: the tenant.
+        file: the job, and the file's name.
+        threads: threads that read the file.
+    """
+    download = outputs.open_artifact(context, owner, *file)
     artifact = download.artifact
     headers = _headers(artifact)
     if (known := check_preconditions(request.headers, headers)) is not None:
@@ -92,7 +113,7 @@ def download_artifact(
         ranges,
         headers=headers,
         media_type=artifact.media_type,
-        threads=request.app.state.downloads.of(caller),
+        threads=threads,
     )
 
 

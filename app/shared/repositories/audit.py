@@ -33,6 +33,8 @@ class Action(StrEnum):
     MODEL_DELETE = "model.delete"
     WEBHOOK_CREATE = "webhook.create"
     WEBHOOK_DELETE = "webhook.delete"
+    LINK_CREATE = "link.create"
+    LINK_DELETE = "link.delete"
     PROFILE_CREATE = "profile.create"
     PROFILE_DELETE = "profile.delete"
     SIGN_IN = "session.sign_in"

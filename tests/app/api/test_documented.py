@@ -116,7 +116,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
     profile, allocations = "/profiles/{profile_id}", "/profiles/{profile_id}/allocations"
     healings = "/jobs/{job_id}/healings"
     evaluations = "/jobs/{job_id}/evaluations"
-    webhook = "/webhooks/{webhook_id}"
+    webhook, link = "/webhooks/{webhook_id}", "/jobs/{job_id}/link"
     exports, dense = "/jobs/{job_id}/exports", {"to": "dense"}
     pushes, repository, own = "/jobs/{job_id}/pushes", {"repository": "a/b"}, {"Hub-Token": "hf_0123456789"}
     model, model_file = "/models/{model_name}", "/models/{model_name}/files/{file}"
@@ -164,6 +164,9 @@ def scenarios(client, jobs, app, settings, monkeypatch):
 
     def hooked():
         return client.post("/webhooks", json={"url": "https://example.org/hook"})
+
+    def linked():
+        return client.post(f"{jobs.succeeded}/link", json={})
 
     def judged():
         folder = settings.models_folder / "tiny"
@@ -452,6 +455,17 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ),
         ("delete", "/webhooks/{webhook_id}", 204): lambda: client.delete(hooked().headers["Location"]),
         ("delete", "/webhooks/{webhook_id}", 404): lambda: client.delete("/webhooks/hook_" + "0" * 26),
+        ("post", link, 201): linked,
+        ("post", link, 400): lambda: client.post(f"{UNKNOWN}/link", content=b"{", headers=json_type),
+        ("post", link, 404): lambda: client.post(f"{UNKNOWN}/link", json={}),
+        ("post", link, 409): lambda: client.post(f"{jobs.queued}/link", json={}),
+        ("post", link, 413): lambda: client.post(f"{UNKNOWN}/link", content=b" " * 5000, headers=json_type),
+        ("post", link, 415): lambda: client.post(f"{UNKNOWN}/link", content=b"{}", headers=text_type),
+        ("post", link, 422): lambda: client.post(f"{UNKNOWN}/link", json={"with_files": 1}),
+        ("get", link, 200): lambda: client.get(str(linked().request.url)),
+        ("get", link, 404): lambda: client.get(f"{jobs.queued}/link"),
+        ("delete", link, 204): lambda: client.delete(str(linked().request.url)),
+        ("delete", link, 404): lambda: client.delete(f"{jobs.queued}/link"),
         ("get", "/healthz", 200): lambda: client.get("/healthz"),
         ("get", "/readyz", 200): lambda: client.get("/readyz"),
         ("get", "/metrics", 200): lambda: client.get("/metrics"),

@@ -24,6 +24,7 @@ STATUSES = {
     404: {
         "artifact_not_found",
         "job_not_found",
+        "link_not_found",
         "model_upload_not_found",
         "not_found",
         "profile_not_found",

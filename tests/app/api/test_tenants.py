@@ -53,6 +53,7 @@ def jobs_of_alice(client, worker, alice):
     assert client.post("/models", json=announced, headers=alice).status_code == 201
     worker.claim(made["running"])
     worker.succeed(made["succeeded"], {FILE: HIDDEN.encode(), "report.json": b"{}"})
+    assert client.post(f"/jobs/{made['succeeded']}/link", json={}, headers=alice).status_code == 201
     worker.fail(made["failed"], JobError(code="x", message=HIDDEN))
     return made
 
@@ -74,8 +75,14 @@ def filled(path, job_id, profile_id, webhook_id):
 
 def body_of(path):
     """Return the body for an endpoint that checks it before it looks for the object."""
-    bodies = {"allocations": {"ratio": 0.1}, "evaluations": {}, "exports": {"to": "dense"}, "healings": {"tokens": 5}}
-    bodies |= {"pushes": {"repository": "a/b"}}
+    bodies = {
+        "allocations": {"ratio": 0.1},
+        "evaluations": {},
+        "exports": {"to": "dense"},
+        "healings": {"tokens": 5},
+        "link": {},
+        "pushes": {"repository": "a/b"},
+    }
     body = bodies.get(path.rpartition("/")[2])
     return {} if body is None else {"json": body}
 
