@@ -56,7 +56,7 @@ class ContextShape:
     Attributes:
         family: the `model_type`.
         token_numbers: numbers that a layer with attention keeps of each token.
-        row: numbers of a token that lie next to each other: those of a head.
+        row: numbers of a token that are stored next to each other: those of a head.
         full_layers: layers that keep every token.
         window_layers: layers that attend to a window of the last tokens.
         window: tokens of that window.
@@ -157,8 +157,8 @@ class _Fields:
         value = self.find(*names)
         if value is None:
             raise UnsupportedArchitectureError(
-                f"the config.json of this model of type {self.family} has no {' or '.join(names)}, on which the memory for a "
-                "context depends; add it, or give the size of its weights instead"
+                f"the config.json of this model of type {self.family} has no {' or '.join(names)}, on which the memory "
+                "for a context depends; add it, or give the size of its weights instead"
             )
         return value
 
@@ -180,25 +180,24 @@ def _kinds(fields: _Fields) -> Sequence[str]:
 
 def _kind(fields: _Fields, layer: int) -> str:
     """Return the kind of a layer by the rule of its family."""
+    is_full, other = True, _WINDOW
     match fields.family:
         case "mamba" | "mamba2":
-            return _STATE
+            is_full, other = False, _STATE
         case "jamba":
             period, offset = fields.number("attn_layer_period"), fields.find("attn_layer_offset") or 0
-            return _FULL if layer % period == offset else _STATE
+            is_full, other = layer % period == offset, _STATE
         case "qwen3_next":
-            return _STATE if (layer + 1) % fields.number("full_attention_interval") else _FULL
+            is_full, other = (layer + 1) % fields.number("full_attention_interval") == 0, _STATE
         case "gemma2" | "gpt_oss":
-            return _WINDOW if layer % 2 == 0 else _FULL
+            is_full = layer % 2 == 1
         case "gemma3_text":
-            return _WINDOW if (layer + 1) % fields.number("sliding_window_pattern") else _FULL
+            is_full = (layer + 1) % fields.number("sliding_window_pattern") == 0
         case "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" if fields.content.get("use_sliding_window"):
-            first = fields.content.get("max_window_layers")
-            return _WINDOW if fields.find("sliding_window") and layer >= (first or 0) else _FULL
-        case family if family in _WINDOWED and fields.find("sliding_window"):
-            return _WINDOW
-        case _:
-            return _FULL
+            is_full = layer < (fields.find("max_window_layers") or 0)
+        case family if family in _WINDOWED:
+            is_full = fields.find("sliding_window") is None
+    return _FULL if is_full else other
 
 
 def _token_numbers(fields: _Fields) -> tuple[int, int]:
@@ -212,7 +211,7 @@ def _token_numbers(fields: _Fields) -> tuple[int, int]:
 
 
 def _inner(fields: _Fields) -> tuple[int, int]:
-    """Return the numbers of a token within a feed-forward layer, of all experts chosen for it, and how many those are."""
+    """Return the numbers of a token within a feed-forward layer, of all experts chosen for it, and their number."""
     usual = fields.find("intermediate_size", "d_ff", "decoder_ffn_dim", "ffn_dim", "n_inner")
     inner = usual or 4 * fields.number(*_HIDDEN)
     experts = fields.find("num_experts_per_tok") or 1

@@ -52,8 +52,7 @@ def cache_bytes(shape: ContextShape, fit: MemoryFit, engine: str, itemsize: int)
             return _transformers_cache(shape, fit, itemsize)
         case _:
             raise InvalidConfigError(
-                f"what {engine} takes in addition to the weights was not measured, so that fit is not known; give "
-                "target_bytes"
+                f"what engine {engine} takes in addition to the weights was not measured; give target_bytes, not fit"
             )
 
 
@@ -71,9 +70,9 @@ def allowance_bytes(shape: ContextShape, fit: MemoryFit, engine: str, itemsize: 
     margin = min(_MARGIN, fit.memory_bytes // _MARGIN_PART)
     match engine:
         case "llama.cpp":
-            cells = _llama_cpp_cells(shape, fit)
-            masks = 2 * _CHUNK * sum(cells)
-            return _CHUNK * _FLOAT32 * numbers + masks + fit.batch * shape.vocabulary * _FLOAT32 + margin
+            masks = 2 * sum(_llama_cpp_cells(shape, fit))
+            logits = fit.batch * shape.vocabulary * _FLOAT32
+            return _llama_cpp_chunk(fit) * (_FLOAT32 * numbers + masks) + logits + margin
         case "vllm":
             sampled = 3 * _VLLM_SEQUENCES * shape.vocabulary * _FLOAT32
             unused = fit.memory_bytes * 8 // 100
@@ -106,7 +105,11 @@ def _llama_cpp_cells(shape: ContextShape, fit: MemoryFit) -> tuple[int, int]:
     full = _up(fit.context, _CELLS)
     if not shape.window_layers or shape.family not in _LLAMA_CPP_WINDOWS:
         return full, 0
-    return full, _up(min(full, shape.window + min(_CHUNK, fit.batch * full)), _CELLS)
+    return full, _up(min(full, shape.window + _llama_cpp_chunk(fit)), _CELLS)
+
+
+def _llama_cpp_chunk(fit: MemoryFit) -> int:
+    return min(_CHUNK, fit.batch * _up(fit.context, _CELLS))
 
 
 def _vllm_cache(shape: ContextShape, fit: MemoryFit) -> int:

@@ -50,7 +50,7 @@ def test_bounds_on_the_loss_are_sent(remote, client):
     [
         ((), "specify exactly one"),
         (("--ratio", "0.3", "--size", "1GB"), "specify exactly one"),
-        (("--bits", "3", "--size", "1GB"), "--bits, --max-kl or --max-perplexity-increase: specify exactly one"),
+        (("--bits", "3", "--size", "1GB"), "--bits, --fit, --max-kl or --max-perplexity-increase: specify exactly one"),
         (("--bits", "4", "--method", "gptq"), "--bits: is for the method rocket; gptq takes --code-bits"),
         (("--ratio", "30"), "to remove 30 %, use 0.3 or 30%"),
         (("--ratio", "third"), "is not a valid number; use for example 0.3 or 30%"),

@@ -61,7 +61,8 @@ FAMILIES = {
     "gemma": _PLAIN | {"head_dim": 16},
     "gemma2": _WINDOW | {"head_dim": 16},
     "gemma3_text": _WINDOW | {"num_hidden_layers": 7},
-    "gpt_oss": _WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default"}},
+    "gpt_oss": _WINDOW
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default"}},
     "gpt2": _TOKEN_IDS | {"vocab_size": 64, "n_embd": 32, "n_layer": 3, "n_head": 4},
     "gpt_neox": {name: value for name, value in _PLAIN.items() if name != "num_key_value_heads"},
     "opt": _TOKEN_IDS
