@@ -2,7 +2,7 @@
 
 import pytest
 
-from rocket_core.errors import InvalidConfigError, WorkFolderError
+from rocket_core.errors import InvalidConfigError
 from rocket_core.pipeline import compress
 from rocket_core.report.schema import CompressionReport
 from rocket_core.sizes.memory_fit import FittedMemory
@@ -39,9 +39,9 @@ def test_weights_context_and_engine_fit_into_the_memory(run, model_folder, tmp_p
     assert "Memory when it runs" in (tmp_path / "out" / "rocket" / "report.html").read_text()
     assert f"for {memory:,} bytes of memory with 2 times 32 tokens" in (tmp_path / "out/rocket/README.md").read_text()
     assert run(memory, resume=True) == report
-    with pytest.raises(WorkFolderError):
+    with pytest.raises(InvalidConfigError, match="already holds the result of another compression"):
         run(memory + 1, resume=True)
-    with pytest.raises(WorkFolderError):
+    with pytest.raises(InvalidConfigError, match="already holds the result of another compression"):
         run(0, resume=True, fit=None, target_bytes=fit.weights_bytes)
 
 

@@ -95,7 +95,7 @@ _JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "m
     ],
 )
 def test_transformers_takes_no_more_for_chunks_of_512(family, more):
-    config = AutoConfig.for_model(family, **_SMALL, **more)
+    config = AutoConfig.for_model(family, **(_SMALL | more))
     model = AutoModelForCausalLM.from_config(config).bfloat16().eval()
     ids = torch.randint(3, 250, (1, 1536))
 

@@ -72,7 +72,7 @@ def test_the_rows_add_up():
             {"memory_bytes": 10**6},
             {},
             InvalidConfigError,
-            r"1MB leave nothing for weights: keys and values of 4,000 tokens take 3\.145728MB, and llama.cpp 6\.\d+MB; "
+            r"1MB leave nothing for weights: keys and values of 4,000 tokens take 3\.145728MB, and llama.cpp 5\.\d+MB; "
             "lower context, batch or kv_bits, or give more memory",
         ),
         ({}, {"model_type": "rwkv"}, UnsupportedArchitectureError, "of type rwkv needs for a context is not known"),
