@@ -1,6 +1,6 @@
 """Bytes that an engine takes for a context, in addition to the weights.
 
-Each is what the engine's source computes, or an upper bound that was measured; docs/how-to/fit.md has both.
+Each is what the engine's source computes, or an upper bound that was measured; docs/how-to/engines.md says which.
 
 References:
     llama.cpp, `src/llama-kv-cache-iswa.cpp` (cells of a window) and `tools/fit-params` (the margin).
