@@ -4,7 +4,8 @@ Each is what the engine's source computes, or an upper bound that was measured; 
 
 References:
     llama.cpp, `src/llama-kv-cache-iswa.cpp` (cells of a window) and `tools/fit-params` (the margin).
-    vLLM, `vllm/v1/kv_cache_interface.py` (`max_memory_usage_bytes`) and `vllm/config/cache.py` (the fraction).
+    vLLM, `vllm/v1/kv_cache_interface.py` (`max_memory_usage_bytes`), `vllm/config/cache.py` (the fraction) and
+        `vllm/engine/arg_utils.py` (`get_batch_defaults`).
     transformers, `cache_utils.py` (`DynamicCache`).
 """
 
@@ -23,10 +24,8 @@ _CELLS = 256
 # Tokens of a prompt that llama.cpp computes at once; `prefill_chunk_size` of transformers is to be the same.
 _CHUNK = 512
 _VLLM_BLOCK = 16
-# Tokens that vLLM computes at once, and on large devices.
-_VLLM_TOKENS, _VLLM_MORE_TOKENS, _LARGE = 2048, 8192, 70 * 2**30
-# Sequences that vLLM samples for at once.
-_VLLM_SEQUENCES = 256
+# Tokens that `vllm serve` computes at once, and sequences that it samples for, also on large devices.
+_VLLM_STEP, _VLLM_LARGE_STEP, _LARGE = (2048, 256), (8192, 1024), 70 * 2**30
 _FLOAT32 = 4
 _MARGIN, _MARGIN_PART = 2**30, 20
 
@@ -74,9 +73,9 @@ def allowance_bytes(shape: ContextShape, fit: MemoryFit, engine: str, itemsize: 
             logits = fit.batch * shape.vocabulary * _FLOAT32
             return _llama_cpp_chunk(fit) * (_FLOAT32 * numbers + masks) + logits + margin
         case "vllm":
-            sampled = 3 * _VLLM_SEQUENCES * shape.vocabulary * _FLOAT32
+            tokens, sequences = _vllm_step(fit)
             unused = fit.memory_bytes * 8 // 100
-            return _vllm_tokens(fit) * 2 * numbers + sampled + unused
+            return tokens * 2 * numbers + 3 * sequences * shape.vocabulary * _FLOAT32 + unused
         case _:
             tokens = fit.batch * (fit.context if shape.cross_layers else _CHUNK)
             row = itemsize * numbers + shape.scan_bytes
@@ -120,7 +119,7 @@ def _vllm_cache(shape: ContextShape, fit: MemoryFit) -> int:
     if shape.cross_layers:
         raise InvalidConfigError("vLLM runs no model of this type; use the engine rocket")
     full = _up(fit.context, _VLLM_BLOCK)
-    window = _up(min(fit.context, shape.window - 1 + _vllm_tokens(fit)), _VLLM_BLOCK) + _VLLM_BLOCK
+    window = _up(min(fit.context, shape.window - 1 + _vllm_step(fit)[0]), _VLLM_BLOCK) + _VLLM_BLOCK
     layers, windowed = shape.full_layers, shape.window_layers
     if layers and windowed:
         # Layers are grouped so that all groups have as many, the last one of each kind filled up.
@@ -129,8 +128,9 @@ def _vllm_cache(shape: ContextShape, fit: MemoryFit) -> int:
     return fit.batch * shape.token_numbers * bits // 8 * (full * layers + window * windowed)
 
 
-def _vllm_tokens(fit: MemoryFit) -> int:
-    return _VLLM_MORE_TOKENS if fit.memory_bytes >= _LARGE else _VLLM_TOKENS
+def _vllm_step(fit: MemoryFit) -> tuple[int, int]:
+    """Return the tokens that it computes at once, and the sequences that it samples for."""
+    return _VLLM_LARGE_STEP if fit.memory_bytes >= _LARGE else _VLLM_STEP
 
 
 def _transformers_cache(shape: ContextShape, fit: MemoryFit, itemsize: int) -> int:

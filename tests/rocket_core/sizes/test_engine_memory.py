@@ -73,8 +73,8 @@ def test_vllm_keeps_blocks_of_tokens_and_groups_of_layers():
 def test_vllm_may_use_92_percent():
     shape, fit = context_shape(GEMMA), MemoryFit(memory_bytes=100 * 2**30, context=100)
     small = MemoryFit(memory_bytes=10 * 2**30, context=100)
-    for one, tokens in ((fit, 8192), (small, 2048)):
-        computed = tokens * 2 * (3 * 96 + 5 * 64) + 3 * 256 * 300 * 4
+    for one, tokens, sequences in ((fit, 8192, 1024), (small, 2048, 256)):
+        computed = tokens * 2 * (3 * 96 + 5 * 64) + 3 * sequences * 300 * 4
         assert allowance_bytes(shape, one, "vllm", 2) == one.memory_bytes * 8 // 100 + computed
 
 

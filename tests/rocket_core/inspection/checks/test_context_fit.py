@@ -40,7 +40,8 @@ def test_the_rest_of_the_memory_is_the_target(engine):
 
 
 def test_a_longer_context_leaves_less():
-    sizes = [fitted(asking(**more), LLAMA, 2, "it").target.target_bytes for more in ({"context": 500}, {}, {"batch": 3})]
+    less = ({"context": 500}, {}, {"batch": 3})
+    sizes = [fitted(asking(**more), LLAMA, 2, "it").target.target_bytes for more in less]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == 3
     assert fitted(asking(kv_bits=8), LLAMA, 2, "it").target.target_bytes > sizes[1]
@@ -67,7 +68,7 @@ def test_the_rows_add_up():
 @pytest.mark.parametrize(
     ("fit", "settings", "error", "message"),
     [
-        ({"context": 4097}, {}, InvalidConfigError, "a context of 4,097 tokens is longer than the 4,096 that it attends"),
+        ({"context": 4097}, {}, InvalidConfigError, "a context of 4,097 tokens is longer than the 4,096 that it"),
         (
             {"memory_bytes": 10**6},
             {},
@@ -107,12 +108,13 @@ def test_a_fit_needs_the_files_of_its_engine():
 
 def test_refusals_of_the_size_say_what_the_context_takes():
     fit = FittedMemory(memory_bytes=2_000_000, context=300, batch=2, cache_bytes=900_000, engine_bytes=700_000)
-    reach = Reach(unit="bytes", dense=900_000, smallest=500_000, certain=500_000, parameters=450_000, other_bytes=10_000)
+    sizes = {"dense": 900_000, "smallest": 500_000, "certain": 500_000, "other_bytes": 10_000}
+    reach = Reach(unit="bytes", parameters=450_000, **sizes)
     with pytest.raises(InfeasibleBudgetError) as caught:
         reach.check(ByBytes(target_bytes=fit.weights_bytes, fit=fit))
     said = "It is what 2MB of memory leave: keys and values of 2 times 300 tokens take 900kB, and the engine 700kB"
     assert said in str(caught.value)
     assert "400kB is out of reach" in str(caught.value)
-    with pytest.raises(InvalidConfigError, match="takes 910kB as it is, and 4MB of memory leave 2.4MB with 2 times 300"):
-        more = fit.model_copy(update={"memory_bytes": 4_000_000})
+    more = fit.model_copy(update={"memory_bytes": 4_000_000})
+    with pytest.raises(InvalidConfigError, match=r"takes 910kB as it is, and 4MB of memory leave 2\.4MB with 2 times"):
         reach.check_needed(ByBytes(target_bytes=more.weights_bytes, fit=more))
