@@ -16,6 +16,7 @@ from rocket_core.errors import ExitCode
 from rocket_core.report.figures import ERROR_NAMES
 from rocket_core.sizes.budget import BudgetUnit
 from rocket_core.sizes.target import LossMeasure, parse_size
+from rocket_core.sizes.token_counts import parse_context
 
 _DEFAULTS = core.CompressionConfig(ratio=0)
 _CALIBRATION = core.CalibrationConfig()
@@ -36,7 +37,8 @@ EVALUATION_SETTINGS = {
     "prompt": "prompts",
     "answer_tokens": "answer_tokens",
 }
-TARGETS = ("ratio", "size", "bits", *get_args(LossMeasure))
+TARGETS = ("ratio", "size", "bits", "fit", *get_args(LossMeasure))
+CONTEXT_OPTIONS = ("context", "batch", "kv_bits")
 ACCEPTANCE_SETTINGS = {
     "accept_kl": "max_kl",
     "accept_perplexity_increase": "max_perplexity_increase",
@@ -77,7 +79,7 @@ class CompressionOptions:
     ratio: float | None = _setting(
         "R",
         "Fraction of the compressible parameters to remove, at least 0 and less than 1, such as 0.3 or 30%. One "
-        "of this, --size, --bits, --max-kl and --max-perplexity-increase is required.",
+        "of this, --size, --bits, --fit, --max-kl and --max-perplexity-increase is required.",
         shown=False,
         parser=_ratio,
     )
@@ -93,6 +95,25 @@ class CompressionOptions:
         "Maximum bits per weight of the compressible layers, scales and masks included, above 0 and up to 16, "
         "such as 4.5. Instead of --ratio.",
         shown=False,
+    )
+    fit: int | None = _setting(
+        "SIZE",
+        "Memory that the weights have to fit into, together with keys and values of --context tokens and an allowance "
+        "for the engine that --for names: 24GB. Instead of --ratio.",
+        shown=False,
+        parser=options.reader(parse_size),
+    )
+    context: int | None = _setting(
+        "TOKENS",
+        "With --fit: tokens of the longest sequence, prompt and answer together, such as 32k (32,768).",
+        shown=False,
+        parser=options.reader(parse_context),
+    )
+    batch: int | None = _setting("N", "With --fit: sequences of that length that are in memory at the same time.", "1")
+    kv_bits: int | None = _setting(
+        "N",
+        "With --fit: bits of the keys and values that are kept, of those that the engine has: 16, 8 or 4.",
+        "the engine's",
     )
     max_kl: float | None = _setting(
         "NATS",
@@ -250,8 +271,24 @@ class CompressionOptions:
             if given == 0:
                 return
         if given != 1 and not (is_optional and given == 0):
-            hint = "--ratio, --size, --bits, --max-kl or --max-perplexity-increase"
+            hint = "--ratio, --size, --bits, --fit, --max-kl or --max-perplexity-increase"
             raise typer.BadParameter("specify exactly one of them", param_hint=hint)
+        if self.fit is None:
+            self._check_no_context()
+        elif self.context is None:
+            raise typer.BadParameter("depends on the context; add --context, such as --context 32k", param_hint="--fit")
+
+    def _check_no_context(self) -> None:
+        needless = next((name for name in CONTEXT_OPTIONS if getattr(self, name) is not None), None)
+        if needless is not None:
+            hint = f"--{needless.replace('_', '-')}"
+            raise typer.BadParameter("is about a memory; add --fit, such as --fit 24GB", param_hint=hint)
+
+    def memory_fit(self) -> dict[str, Any] | None:
+        """Return the memory to fit into; None if another target is given."""
+        if self.fit is None:
+            return None
+        return {"memory_bytes": self.fit} | self._given({name: name for name in CONTEXT_OPTIONS})
 
     def evaluation(self) -> dict[str, Any] | None:
         """Return the given settings of the evaluation; None if it was not asked for."""
@@ -286,6 +323,7 @@ class CompressionOptions:
             ratio=self.ratio,
             target_bytes=self.size,
             bits=self.bits,
+            fit=self.memory_fit(),
             max_kl=self.max_kl,
             max_perplexity_increase=self.max_perplexity_increase,
             calibration=self._calibration(),
@@ -342,6 +380,7 @@ class ServerOptions(CompressionOptions):
             "ratio": self.ratio,
             "target_bytes": self.size,
             "bits": self.bits,
+            "fit": self.memory_fit(),
             "max_kl": self.max_kl,
             "max_perplexity_increase": self.max_perplexity_increase,
             "evaluate": self.evaluation(),

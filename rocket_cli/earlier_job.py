@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 import typer
+from pydantic import BaseModel
 
 from rocket_core.sizes.target import MEMBERS
 
@@ -14,7 +15,7 @@ IMPROVES = "improves"
 
 # What a client chooses; other settings follow from the preset.
 _CHOSEN = ("preset", "method", "code_bits", "engine", "include", "ignore", "export", "heal_tokens")
-_MEASURED = ("evaluate", "accept")
+_KEPT = ("revision", "evaluate", "accept")
 
 
 def request_like(job: "Job", given: dict[str, Any]) -> dict[str, Any]:
@@ -30,10 +31,8 @@ def request_like(job: "Job", given: dict[str, Any]) -> dict[str, Any]:
     if job.kind != "compression":
         raise typer.BadParameter(f"{job.id} is a job of kind {job.kind}, not a compression", param_hint="--from")
     has_target = any(given.get(name) is not None for name in MEMBERS)
-    earlier = {name: None if has_target else getattr(job, name) for name in MEMBERS} | {"revision": job.revision}
-    for name in _MEASURED:
-        asked = getattr(job, name)
-        earlier[name] = None if asked is None else asked.model_dump(exclude_none=True)
+    names = _KEPT if has_target else (*_KEPT, *MEMBERS)
+    earlier = {name: _plain(getattr(job, name)) for name in names}
     chosen = {name: job.options[name] for name in _CHOSEN if job.options.get(name) is not None}
     return (
         earlier
@@ -44,3 +43,7 @@ def request_like(job: "Job", given: dict[str, Any]) -> dict[str, Any]:
             "benchmark": job.benchmark or given["benchmark"],
         }
     )
+
+
+def _plain(value: object) -> object:
+    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value

@@ -19,6 +19,8 @@ def target_text(job: "Job") -> str:
 
 
 def _compression(job: "Job") -> str:
+    if job.fit is not None:
+        return f"in {bytes_text(job.fit.memory_bytes)}"
     match target_of({name: getattr(job, name) for name in MEMBERS}):
         case ByRatio(ratio=ratio):
             return percent_text(ratio)

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,7 +91,7 @@ def print_report(
     console.print()
     _print_lines(console, _totals(report))
     console.print()
-    console.print(_size_table(report, output))
+    _print_lines(console, _size_tables(report, output))
     _print_loadings(console, report.exports)
     if report.healing is not None:
         console.print()
@@ -146,6 +146,12 @@ def print_export(export: ExportReport, output: Path, report: CompressionReport |
 def wide_console() -> Console:
     """Return a console that writes to stdout without wrapping lines or interpreting markup."""
     return Console(width=_UNBOUNDED_WIDTH, markup=False, highlight=False, emoji=False)
+
+
+def memory_table(parts: Iterable[tuple[str, int]]) -> Table:
+    """Return a table that shows how a memory is divided."""
+    rows = ((name, bytes_text(size)) for name, size in parts)
+    return text_table(("memory when it runs", ""), rows, right=("",))
 
 
 def text_table(
@@ -262,6 +268,14 @@ def _totals(report: CompressionReport) -> Iterable[str]:
         yield f"Energy: {report.energy_text}, on {'; '.join(report.devices)}"
 
 
+def _size_tables(report: CompressionReport, output: Path) -> Iterator[Table | str]:
+    """Yield the table of sizes, and that of the memory when the result runs, if one was asked for."""
+    yield _size_table(report, output)
+    if report.memory:
+        yield ""
+        yield memory_table(report.memory)
+
+
 def _size_table(report: CompressionReport, output: Path) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
     columns: tuple[JustifyMethod, ...] = ("left", "right", "right", "left")
@@ -332,7 +346,7 @@ def print_speed(report: SpeedReport) -> None:
         console.print(f"Not measured: {model.name}: {model.reason}")
 
 
-def _print_lines(console: Console, lines: Iterable[str]) -> None:
+def _print_lines(console: Console, lines: Iterable[Table | str]) -> None:
     for line in lines:
         console.print(line)
 

@@ -10,7 +10,7 @@ from rocket_client._wire import Call
 from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import Upload
 from rocket_core.config import ONE_FORMAT_METHODS
-from rocket_core.sizes.target import MEMBERS, target_of
+from rocket_core.sizes.target import MEMBERS, TARGET_NAMES
 
 # A ratio of 0 is valid, the server refuses 0 bits and no bounds, and an empty evaluation has all defaults.
 _MAY_BE_EMPTY = frozenset({*MEMBERS, "evaluate", "accept"})
@@ -74,27 +74,24 @@ def model_path(name: str, *parts: str) -> str:
     return "/".join(("/models", name, *parts))
 
 
-def target(numbers: Mapping[str, float | None], options: Mapping[str, object] | None = None) -> dict[str, float]:
-    """Return the target as part of a body; raises InvalidArgumentError unless exactly one number is given.
+def target(members: Mapping[str, object], options: Mapping[str, object] | None = None) -> dict[str, object]:
+    """Return the target as part of a body; raises InvalidArgumentError unless exactly one member is given.
 
-    No number is needed for a method of which `options` specify the format.
+    No target is needed for a method of which `options` specify the format.
 
     Args:
-        numbers: `ratio`, `target_bytes`, `bits`, `max_kl` and `max_perplexity_increase`.
+        members: `ratio`, `target_bytes`, `bits`, `fit`, `max_kl` and `max_perplexity_increase`.
         options: settings of the method.
     """
-    try:
-        requested = target_of(numbers)
-    except ValueError as error:
-        raise InvalidArgumentError(str(error)) from None
-    if requested is None:
-        if (options or {}).get("method") in ONE_FORMAT_METHODS:
-            return {}
-        raise InvalidArgumentError("specify one of ratio, target_bytes, bits, max_kl and max_perplexity_increase")
-    [(name, number)] = without_none(numbers).items()
-    if not math.isfinite(number):
-        raise InvalidArgumentError(f"{name} is {number}; give a number: {_NUMBERS[name]}")
-    return {name: number}
+    given = without_none(members)
+    if len(given) > 1:
+        raise InvalidArgumentError(f"specify only one of {TARGET_NAMES}")
+    if not given and (options or {}).get("method") not in ONE_FORMAT_METHODS:
+        raise InvalidArgumentError(f"specify one of {TARGET_NAMES}")
+    for name, number in given.items():
+        if isinstance(number, int | float) and not math.isfinite(number):
+            raise InvalidArgumentError(f"{name} is {number}; give a number: {_NUMBERS[name]}")
+    return given
 
 
 def request_body(model_id: str, settings: Mapping[str, object]) -> dict[str, object]:

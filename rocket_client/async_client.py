@@ -98,6 +98,7 @@ class AsyncRocket(Account, LaterWork):
         ratio: float | None = None,
         target_bytes: int | None = None,
         bits: float | None = None,
+        fit: Mapping[str, JsonValue] | None = None,
         max_kl: float | None = None,
         max_perplexity_increase: float | None = None,
         revision: str | None = None,
@@ -118,6 +119,8 @@ class AsyncRocket(Account, LaterWork):
             ratio: fraction of the compressible parameters to remove, [0, 1).
             target_bytes: most bytes that the artifact for the engine may take, instead of a ratio.
             bits: most bits per weight that the compressible layers may take, (0, 16], instead of a ratio.
+            fit: the memory that weights, context and engine have to fit into, instead of a ratio: `memory_bytes`,
+                `context` (tokens), and if wanted `batch` and `kv_bits`.
             max_kl: most KL divergence from the original that is measured, in nats per token, above 0, with files as
                 small as possible, instead of a ratio.
             max_perplexity_increase: the same for the increase of the perplexity, a fraction above 0 and below 1.
@@ -137,14 +140,14 @@ class AsyncRocket(Account, LaterWork):
             hub_token: a token of the Hugging Face Hub, for private repositories; deleted when the job ends.
 
         Raises:
-            InvalidArgumentError: not exactly one target (ratio, target_bytes, bits, max_kl, max_perplexity_increase) is
-                given, or it is not a number.
+            InvalidArgumentError: not exactly one target (ratio, target_bytes, bits, fit, max_kl,
+                max_perplexity_increase) is given, or it is not a number.
             ProblemError: the server refuses the request.
         """
         settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
         settings |= {"accept": accept, "benchmark": benchmark, "options": options, "metadata": metadata, "queue": queue}
-        numbers = {"ratio": ratio, "target_bytes": target_bytes, "bits": bits, "max_kl": max_kl}
-        settings |= target(numbers | {"max_perplexity_increase": max_perplexity_increase}, options)
+        given = {"ratio": ratio, "target_bytes": target_bytes, "bits": bits, "fit": fit, "max_kl": max_kl}
+        settings |= target(given | {"max_perplexity_increase": max_perplexity_increase}, options)
         return await self._transport.create_job("/jobs", request_body(model_id, settings), idempotency_key, hub_token)
 
     async def profile(
@@ -176,6 +179,7 @@ class AsyncRocket(Account, LaterWork):
         ratio: float | None = None,
         target_bytes: int | None = None,
         bits: float | None = None,
+        fit: Mapping[str, JsonValue] | None = None,
         max_kl: float | None = None,
         max_perplexity_increase: float | None = None,
         revision: str | None = None,
@@ -189,8 +193,8 @@ class AsyncRocket(Account, LaterWork):
         """Return what a job would take, without creating it; arguments and errors are those of `submit`."""
         settings: dict[str, object] = {"revision": revision, "calibration": calibration, "evaluate": evaluate}
         settings |= {"accept": accept, "benchmark": benchmark, "options": options}
-        numbers = {"ratio": ratio, "target_bytes": target_bytes, "bits": bits, "max_kl": max_kl}
-        settings |= target(numbers | {"max_perplexity_increase": max_perplexity_increase}, options)
+        given = {"ratio": ratio, "target_bytes": target_bytes, "bits": bits, "fit": fit, "max_kl": max_kl}
+        settings |= target(given | {"max_perplexity_increase": max_perplexity_increase}, options)
         body, headers = request_body(model_id, settings), token_header(hub_token)
         return await self._transport.post(Estimate, "/estimates", body, headers=headers)
 

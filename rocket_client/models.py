@@ -14,6 +14,7 @@ from rocket_core.report.push import PushReport
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.verdict import Verdict
 from rocket_core.schema import FrozenModel
+from rocket_core.sizes.memory_fit import FittedMemory, MemoryFit
 
 Item = TypeVar("Item", bound=BaseModel)
 
@@ -61,6 +62,14 @@ class Evaluation(EvaluationConfig, extra="ignore"):
 
 class Acceptance(AcceptanceConfig, extra="ignore"):
     """What the measured result must meet to be accepted."""
+
+
+class Fit(MemoryFit, extra="ignore"):
+    """The memory that weights, context and engine have to fit into."""
+
+
+class Division(FittedMemory, extra="ignore"):
+    """How that memory is divided."""
 
 
 class JobError(Resource):
@@ -133,6 +142,8 @@ class Job(Resource):
     """most bytes that the artifact for the engine may take; None for another target, or a profile."""
     bits: float | None = None
     """most bits per weight that the compressible layers may take; None for another target, or a profile."""
+    fit: Fit | None = None
+    """memory that weights, context and engine have to fit into; None for another target, or a profile."""
     max_kl: float | None = None
     """most KL divergence that is measured, in nats per token; None for another target, or a profile."""
     max_perplexity_increase: float | None = None
@@ -390,6 +401,8 @@ class Estimate(Resource):
     """peak memory of the device that computes; an evaluation holds the whole model."""
     disk_bytes: _Count
     """disk space for checkpoints, artifacts and temporary files of an evaluation, without the download of the model."""
+    fit: Division | None = None
+    """how the memory of a fit is divided; null for other targets."""
     available: Available | None = None
     """free resources where jobs run; null where they run on other machines."""
     seconds: float | None = None

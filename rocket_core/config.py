@@ -5,13 +5,14 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny, ValidationError, model_validator
 
 from rocket_core.engines import ENGINES, ROCKET, Engine, EngineName, ExportKind, Kind, NamedExport
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
 from rocket_core.sizes.budget import BudgetUnit
 from rocket_core.sizes.code_format import MEMORY_GROUPS, CodeBits, CodeChoices, GroupSize
+from rocket_core.sizes.memory_fit import FittedMemory, MemoryFit
 from rocket_core.sizes.target import (
     MEMBERS,
     BitsPerWeight,
@@ -140,7 +141,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
 ONE_FORMAT_METHODS: frozenset[str] = frozenset({"rtn", "gptq"})
 """Methods that store every layer in one format, which decides the size: they take no other target."""
 _LOSSES: frozenset[str] = frozenset(get_args(LossMeasure))
-TARGETS_IN_BYTES: frozenset[str] = frozenset({"target_bytes", "bits"}) | _LOSSES
+TARGETS_IN_BYTES: frozenset[str] = frozenset({"target_bytes", "bits", "fit"}) | _LOSSES
 """Members for a target with which the budget counts bytes."""
 _ONE_FORMAT_GROUPS: frozenset[GroupSize] = frozenset({0, 32, 64, 128})
 _ONE_FORMAT: Mapping[str, Any] = MappingProxyType({"budget": "bytes", "code_bits": 4, "group_size": 32})
@@ -150,6 +151,7 @@ SETTINGS_NOT_IN_PROFILE = frozenset(
         "ratio",
         "target_bytes",
         "bits",
+        "fit",
         "max_kl",
         "max_perplexity_increase",
         "evaluate",
@@ -339,6 +341,12 @@ _GroupSizes = Annotated[
 ]
 
 
+def _as_divided(value: Any) -> Any:
+    # As a run has divided it.
+    is_divided = isinstance(value, Mapping) and "cache_bytes" in value
+    return FittedMemory.model_validate(value) if is_divided else value
+
+
 class MethodOptions(FrozenModel):
     """How to compress: the settings that a client of the service may choose as well."""
 
@@ -522,6 +530,10 @@ class CompressionConfig(MethodOptions):
     default. Codes, scales, masks and factors are counted; biases and the rest of the model are not. With it `budget` is
     `bytes`. For the method `rocket`; `rtn` and `gptq` take `code_bits`. Costs nothing.
     """
+    fit: Annotated[SerializeAsAny[MemoryFit], BeforeValidator(_as_divided)] | None = None
+    """memory that the weights have to fit into together with a context and the engine, instead of a ratio; None by
+    default. A run turns it into a size, and adds how the memory is divided. With it `budget` is `bytes`. Costs nothing.
+    """
     max_kl: Annotated[float, Field(gt=0)] | None = None
     """most KL divergence from the original, in nats per token, above 0, with files as small as possible, instead of a
     ratio; None by default. It is measured on the text of `evaluate`, by default on what the calibration leaves of its
@@ -684,7 +696,8 @@ class CompressionConfig(MethodOptions):
             )
         sized = self.reader.exports[0]
         if isinstance(target, ByBytes) and sized not in self.export:
-            raise ValueError(f"target_bytes is a size of the {sized} artifact; export that")
+            name = "target_bytes is" if self.fit is None else "fit gives"
+            raise ValueError(f"{name} a size of the {sized} artifact; export that")
 
     def _check_format(self) -> None:
         given = sorted(name for name in MEMBERS if getattr(self, name) is not None)

@@ -10,6 +10,7 @@ from app.shared.requests import (
     AcceptanceRequest,
     CalibrationRequest,
     EvaluationRequest,
+    FitRequest,
     JobKind,
     JobOptions,
     PushTarget,
@@ -66,6 +67,8 @@ class JobView(FrozenModel):
     """upper bound on the compressible layers' bits per weight, (0, 16]; null if another target or a profile is
     requested.
     """
+    fit: FitRequest | None
+    """memory that weights, context and engine have to fit into; null if another target or a profile is requested."""
     max_kl: float | None
     """upper bound on the measured KL divergence, in nats per token; null if another target or a profile is requested.
     """

@@ -14,7 +14,7 @@ from app.shared.errors import PermissionDeniedError
 from app.shared.requests import CompressionRequest, EvaluationRequest, JobRequest, ProfileRequest
 from rocket_core.engines import ENGINES, ROCKET, Engine
 from rocket_core.sizes.target import LossMeasure, parse_size
-from rocket_core.sizes.token_counts import parse_tokens
+from rocket_core.sizes.token_counts import parse_context, parse_tokens
 
 # The form field of each bound of `accept` but the one for tasks, which the form does not offer.
 _BOUNDS = {"max_kl": "accept_kl", "max_perplexity_increase": "accept_perplexity_increase"}
@@ -25,6 +25,8 @@ _FIELDS = {
     **{f"options.{name}": name for name in ("preset", "ignore", "export", "include", "engine")},
     "options.heal_tokens": "heal",
     "target_bytes": "size",
+    "fit.memory_bytes": "fit",
+    **{f"fit.{name}": name for name in ("context", "batch", "kv_bits")},
     **dict.fromkeys(get_args(LossMeasure), "loss"),
     "evaluate.dataset": "evaluate_dataset",
     "evaluate.prompts": "prompts",
@@ -85,6 +87,10 @@ def read_compression(fields: Fields) -> CompressionRequest:
             body["target_bytes"] = _parsed(parse_size, "size", fields)
         case "bits":
             body["bits"] = _number(fields.get("bits", ""))
+        case "fit":
+            numbers = {name: _number(fields[name]) for name in ("batch", "kv_bits") if fields.get(name)}
+            memory, context = _parsed(parse_size, "fit", fields), _parsed(parse_context, "context", fields)
+            body["fit"] = {"memory_bytes": memory, "context": context, **numbers}
         case "loss":
             measure = fields.get("loss_measure") or "max_kl"
             body[measure] = _loss(fields.get("loss", ""), measure)
@@ -145,11 +151,12 @@ def idempotency_key(fields: Fields, request: JobRequest) -> str | None:
 
 def lacks_size(fields: Fields) -> bool:
     """Return whether a form asks for a size or bits per weight that are not entered yet."""
-    return _counts_bytes(fields) and not fields.get(fields["target"])
+    needed = ("fit", "context") if fields.get("target") == "fit" else (fields.get("target", ""),)
+    return _counts_bytes(fields) and not all(map(fields.get, needed))
 
 
 def _counts_bytes(fields: Fields) -> bool:
-    return fields.get("target") in {"size", "bits", "loss"}
+    return fields.get("target") in {"size", "bits", "fit", "loss"}
 
 
 def _common(fields: Fields) -> dict[str, Any]:

@@ -34,10 +34,11 @@ from app.shared.models import Profile
 from app.shared.repositories.audit import Actor
 from app.shared.requests import QUEUES, UPLOAD, JobRequest
 from rocket_core.config import PROFILE_RATIOS
-from rocket_core.engines import ENGINES
+from rocket_core.engines import ENGINES, EngineName
 from rocket_core.errors import InfeasibleBudgetError, RocketError
 from rocket_core.inspection.files.model_parts import OTHERS, PARTS
 from rocket_core.report.figure import Figure
+from rocket_core.sizes.target import ByBytes
 
 router = APIRouter(include_in_schema=False)
 
@@ -55,6 +56,7 @@ _DEFAULTS = {
 # Fields that the address may prefill, so that a job can be repeated with another ratio.
 _PREFILLED = (
     *(*_DEFAULTS, "model_id", "revision", "sequence_length", "seed", "size", "bits", "loss"),
+    *("fit", "context", "batch", "kv_bits"),
     *("ignore", "include"),
     *("queue", "label", "improves", "evaluate", "evaluate_dataset", "prompts", "benchmark", "heal"),
     *("accept_kl", "accept_perplexity_increase"),
@@ -75,6 +77,7 @@ class Preview:
         frontier: predicted size and error at every ratio.
         allocation: the predicted candidate of each layer.
         lacks_target: whether no target is entered yet.
+        engine: name of the engine that runs the result.
     """
 
     estimate: Estimate | None = None
@@ -85,13 +88,20 @@ class Preview:
     frontier: Figure | None = None
     allocation: Figure | None = None
     lacks_target: bool = False
+    engine: EngineName = "rocket"
+
+    @property
+    def memory(self) -> tuple[tuple[str, int], ...]:
+        """How the memory of a fit is divided; empty for other targets."""
+        fit = None if self.estimate is None else self.estimate.fit
+        return () if fit is None else fit.parts(ENGINES[self.engine].title, fit.weights_bytes)
 
 
 @router.get(NEW)
 def show_form(request: Request, context: ContextDep, owner: OwnerDep) -> Response:
     """Show a form with defaults, or with the values in the address."""
     prefilled = {name: value for name, value in request.query_params.items() if name in _PREFILLED}
-    named = [name for name in ("size", "bits", "loss", "ratio") if name in prefilled]
+    named = [name for name in ("size", "bits", "fit", "loss", "ratio") if name in prefilled]
     prefilled.setdefault("target", named[0] if named else _DEFAULTS["target"])
     return _form(request, context, owner, _DEFAULTS | prefilled, {})
 
@@ -187,7 +197,7 @@ def _preview(context: Context, owner: str, request: JobRequest) -> Preview:
     with suppress(ProfileNotFoundError):
         if profile is not None:
             return _predict(context, owner, request, estimate, profile)
-    return Preview(estimate=estimate, lacks_target=request.target is None)
+    return Preview(estimate=estimate, engine=request.options.engine, lacks_target=request.target is None)
 
 
 def _suggestion(request: JobRequest, error: Exception) -> float | None:
@@ -198,9 +208,10 @@ def _suggestion(request: JobRequest, error: Exception) -> float | None:
 def _predict(context: Context, owner: str, request: JobRequest, estimate: Estimate, profile: Profile) -> Preview:
     predictor, points = profiles.get_frontier(context, owner, profile.id)
     predicted, refusal, nearest = None, None, None
+    target = request.target if estimate.fit is None else ByBytes(target_bytes=estimate.fit.weights_bytes)
     try:
-        if request.target is not None:
-            predicted = profiles.allocate(context, owner, profile.id, request.target)
+        if target is not None:
+            predicted = profiles.allocate(context, owner, profile.id, target)
     except InfeasibleBudgetError as error:
         refusal, nearest = str(error), _suggestion(request, error)
     return Preview(
@@ -210,6 +221,7 @@ def _predict(context: Context, owner: str, request: JobRequest, estimate: Estima
         refusal=refusal,
         suggestion=nearest,
         lacks_target=request.target is None,
+        engine=request.options.engine,
         **predicted_figures(predictor, points, predicted),
     )
 

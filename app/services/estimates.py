@@ -19,6 +19,10 @@ class Available(contract.Available, extra="forbid"):
     """Free resources where jobs run."""
 
 
+class Division(contract.Division, extra="forbid"):
+    """How the memory of a fit is divided."""
+
+
 class Estimate(contract.Estimate, extra="forbid"):
     """The estimated resources of a job.
 
@@ -30,6 +34,10 @@ class Estimate(contract.Estimate, extra="forbid"):
     """always `estimate`."""
     commit: str | None
     """commit that the revision points to now; null for a local model."""
+    fit: Division | None
+    """how the memory of `fit` in the request is divided: what remains of `memory_bytes` after `cache_bytes` (keys and
+    values of the context) and `engine_bytes` (the allowance for the engine) is the target size; null for other targets.
+    """
     available: Available | None
     """free resources where jobs run; null where they run on other machines."""
     seconds: float | None

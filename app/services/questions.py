@@ -14,6 +14,7 @@ from app.shared.requests import JobRequest
 from rocket_core import errors
 from rocket_core.errors import InfeasibleBudgetError, RocketError, UnmatchedIgnoreError
 from rocket_core.schema import FrozenModel
+from rocket_core.sizes.memory_fit import FittedMemory
 
 # A request's body is far smaller; most of an answer is its message.
 MAX_QUESTION_BYTES = 2**22
@@ -108,6 +109,7 @@ class Figures(_Message):
     disk_bytes: _Count
     selected_bytes: _Count
     operations: Operations | None = None
+    fit: FittedMemory | None = None
     why_no_time: Annotated[str, Field(max_length=_MAX_MESSAGE)] | None = None
 
 

@@ -35,7 +35,8 @@ from rocket_core.engines import ROCKET, ExportKind, LaterExport, NamedExport
 from rocket_core.errors import InvalidConfigError
 from rocket_core.inspection.files.dataset_names import is_hub_dataset
 from rocket_core.schema import FrozenModel
-from rocket_core.sizes.target import BitsPerWeight, ByError, LossMeasure, Target, target_of
+from rocket_core.sizes.memory_fit import MemoryFit
+from rocket_core.sizes.target import TARGET_NAMES, BitsPerWeight, ByError, LossMeasure, Target, target_of
 
 LOCAL = "local/"
 UPLOAD = "upload/"
@@ -318,9 +319,13 @@ class PushTarget(RequestModel):
 
 # Members of a job's request that are null by default, and that earlier versions lacked.
 _NULLABLE = (
-    *("queue", "evaluate", "accept", "target_bytes", "bits", "max_kl", "max_perplexity_increase"),
+    *("queue", "evaluate", "accept", "target_bytes", "bits", "fit", "max_kl", "max_perplexity_increase"),
     *("source_job_id", "on_source", "export_to", "push"),
 )
+
+
+class FitRequest(MemoryFit, RequestModel):
+    """The memory that weights, context and engine have to fit into."""
 
 
 class JobRequest(StoredRequest):
@@ -342,6 +347,11 @@ class JobRequest(StoredRequest):
     """upper bound on the bits per weight of the compressible layers as stored, (0, 16], in place of a ratio; codes,
     scales, masks and factors are counted, biases and the rest of the model are not. With it the option `budget` is
     `bytes`. The methods `rtn` and `gptq` take the option `code_bits` instead.
+    """
+    fit: FitRequest | None = None
+    """memory that the weights have to fit into together with keys and values of a context and an allowance for the
+    option `engine`, in place of a ratio; what is left for the weights is a size like `target_bytes`, and `POST
+    /estimates` shows the division. With it the option `budget` is `bytes`.
     """
     max_kl: Annotated[float, Field(gt=0)] | None = None
     """most KL divergence from the original, in nats per token, above 0, with files as small as possible, in place of a
@@ -435,6 +445,7 @@ class JobRequest(StoredRequest):
             ratio=self.ratio,
             target_bytes=self.target_bytes,
             bits=self.bits,
+            fit=None if self.fit is None else self.fit.model_dump(),
             max_kl=self.max_kl,
             max_perplexity_increase=self.max_perplexity_increase,
             calibration=calibration,
@@ -556,7 +567,7 @@ class JobRequest(StoredRequest):
 class CompressionRequest(JobRequest):
     """A compression to run: a `model_id`, and one target; everything else has a default.
 
-    A target is one of `ratio`, `target_bytes`, `bits`, `max_kl` and `max_perplexity_increase`.
+    A target is one of `ratio`, `target_bytes`, `bits`, `fit`, `max_kl` and `max_perplexity_increase`.
     """
 
     @model_validator(mode="after")
@@ -567,7 +578,7 @@ class CompressionRequest(JobRequest):
                 "/exports or /pushes"
             )
         if self.kind == "profile":
-            raise ValueError("specify one of ratio, target_bytes, bits, max_kl and max_perplexity_increase")
+            raise ValueError(f"specify one of {TARGET_NAMES}")
         return self
 
 

@@ -17,7 +17,7 @@ from rocket_core.report.schema import CompressionReport
 
 def compress(
     *,
-    context: typer.Context,
+    call: typer.Context,
     model: options.Model,
     output: options.Output,
     compression: LocalOptions,
@@ -30,7 +30,7 @@ def compress(
     same command with --resume continues from there.
     """
     compression.check_target()
-    advise = partial(advise_to_resume, output, context.obj or (), "compress", "finished layers are")
+    advise = partial(advise_to_resume, output, call.obj or (), "compress", "finished layers are")
     with reported_failures(as_json=as_json, advice=advise):
         report = _run(model, output, compression, quiet=as_json)
     if as_json:

@@ -13,10 +13,11 @@ from rocket_cli.compression_options import ServerOptions
 from rocket_cli.connection import Connection, hub_token
 from rocket_cli.exit_codes import reported_failures
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import wide_console
+from rocket_cli.report_table import memory_table, wide_console
 from rocket_cli.submission import explained_refusals
 from rocket_client.errors import ServerUnreachableError
 from rocket_client.models import Available, Estimate
+from rocket_core.engines import ENGINES, ROCKET
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 from rocket_core.sizes.budget import remaining_parameters
 
@@ -30,7 +31,7 @@ _NOT_FOR_RUNS = {"--local": False, "--server": True, "--hub-token-env": True}
 
 def estimate(
     *,
-    context: typer.Context,
+    call: typer.Context,
     model_id: options.EstimatedModel,
     compression: ServerOptions,
     local: options.Local = False,
@@ -58,9 +59,13 @@ def estimate(
     console.print(_sizes(result))
     console.print()
     console.print(_needs(result))
+    if result.fit is not None:
+        console.print()
+        engine = ENGINES[compression.engine or ROCKET.name].title
+        console.print(memory_table(result.fit.parts(engine, result.fit.weights_bytes)))
     for line in _remarks(result, where="This machine" if is_here else "The server"):
         console.print(line, style="dim")
-    command = context.obj or ("estimate", model_id)
+    command = call.obj or ("estimate", model_id)
     if is_here:
         print_line(f"to run it: {_run(command, model_id)}")
     else:
@@ -95,7 +100,7 @@ def _estimate_here(model: str, compression: ServerOptions, token: str | None) ->
     estimated = estimate_run(found.settings, found.weights, config, dense_file_bytes=found.dense_file_bytes)
     warning = estimated.coverage.warning
     return Estimate(
-        **asdict(estimated),
+        **asdict(estimated) | {"fit": None if estimated.fit is None else estimated.fit.model_dump()},
         model_id=model,
         commit=found.commit,
         selected_bytes=estimated.coverage.selected_bytes,

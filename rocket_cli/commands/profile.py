@@ -5,6 +5,7 @@ from typing import Annotated
 from rocket_cli import options
 from rocket_cli.compression_options import (
     ACCEPTANCE_SETTINGS,
+    CONTEXT_OPTIONS,
     EVALUATION_SETTINGS,
     TARGETS,
     ServerOptions,
@@ -17,6 +18,7 @@ from rocket_cli.submission import submit_job
 # All but the target, the method, the evaluation and the exports, on which a profile does not depend.
 _OMITTED = (
     *TARGETS,
+    *CONTEXT_OPTIONS,
     "method",
     "heal",
     "export",

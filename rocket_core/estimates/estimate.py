@@ -24,11 +24,13 @@ from rocket_core.estimates.footprint import (
 from rocket_core.estimates.healing import HealingSizes, HealingWork, batch_windows, healing_footprint, vocabulary
 from rocket_core.estimates.operations import Operations
 from rocket_core.estimates.tower_footprint import tower_workload
+from rocket_core.inspection.checks.context_fit import fitted
 from rocket_core.inspection.checks.model_reach import reach_of_headers
 from rocket_core.inspection.checks.preconditions import CALIBRATION_WINDOW_LENGTH, window_length
 from rocket_core.inspection.headers.model_fields import input_bytes, input_kind, positions, sample_positions
-from rocket_core.inspection.headers.weight_summary import WeightSummary
+from rocket_core.inspection.headers.weight_summary import WeightSummary, item_bytes
 from rocket_core.sizes import budget
+from rocket_core.sizes.memory_fit import FittedMemory
 from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByLoss, ByRatio, Target
 from rocket_core.system.machine_speed import has_accelerator, measure_speed
 
@@ -54,6 +56,7 @@ class RunEstimate:
         coverage: what of the model is selected.
         operations: what its time depends on; None if that is not known.
         why_no_time: why it is not; None if it is.
+        fit: how the memory is divided, where a fit is asked for.
     """
 
     parameters: int
@@ -69,6 +72,7 @@ class RunEstimate:
     coverage: Coverage
     operations: Operations | None
     why_no_time: str | None
+    fit: FittedMemory | None = None
 
 
 def estimate_run(
@@ -90,6 +94,7 @@ def estimate_run(
         InvalidConfigError: a length is more than the model has positions for.
         InfeasibleBudgetError: no choice of candidates can reach the target.
     """
+    config = fitted(config, settings, item_bytes(weights, config.dtype, "the model"), "the model")
     model = describe_model(settings, weights, ignore=config.ignore, dtype=config.dtype, vision=config.includes_vision)
     window = window_length(positions(settings), config.calibration.sequence_length, CALIBRATION_WINDOW_LENGTH)
     work = Workload(
@@ -124,6 +129,7 @@ def estimate_run(
         coverage=coverage_of_headers(settings, weights, config),
         operations=operations,
         why_no_time=unknown,
+        fit=config.fit if isinstance(config.fit, FittedMemory) else None,
     )
 
 

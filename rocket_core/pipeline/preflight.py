@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from rocket_core.errors import (
 from rocket_core.experts import unknown_experts
 from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.inspection.checks.coded_weights import check_plain
+from rocket_core.inspection.checks.context_fit import fitted
 from rocket_core.inspection.checks.engine_limits import check_engine
 from rocket_core.inspection.checks.media_lines import check_media, media_lines
 from rocket_core.inspection.checks.preconditions import (
@@ -78,6 +80,9 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     architecture = build_architecture(model_config, compute_dtype(dtype, device), vision=config.includes_vision)
     named = model_config.to_dict() | {"architectures": [type(architecture.model).__name__]}
     check_engine(named, dtype.itemsize, config.reader, source.name)
+    if config.fit is not None:
+        # As it was judged, without what transformers adds.
+        config = fitted(config, _settings(source), dtype.itemsize, source.name)
     loader = WeightLoader(architecture.model, checkpoint, device)
     _check_all_taken(architecture, loader, source.name)
     # Files that will be copied into the artifacts are checked before long work, and again when they are copied.
@@ -223,7 +228,7 @@ def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
     """Open a checkpoint after checking config.json and headers, as transformers builds whatever sizes it is given."""
     if not (source.folder / CONFIG_NAME).is_file():
         raise ModelNotFoundError(f"{source.folder} has no config.json; {advice_on_folder(source.folder)}")
-    config = parse_config(read_start(source.folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), source.name)
+    config = _settings(source)
     check_config(config, source.name)
     coded = coded_format(config, source.name)
     if coded is not None:
@@ -232,6 +237,11 @@ def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
     check_plain(checkpoint.weights, source.name)
     check_sizes(config, checkpoint.weights, source.name)
     return checkpoint
+
+
+def _settings(source: ModelSource) -> dict[str, Any]:
+    """Return the content of config.json."""
+    return parse_config(read_start(source.folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), source.name)
 
 
 def _check_all_taken(architecture: Architecture, loader: WeightLoader, model: str) -> None:

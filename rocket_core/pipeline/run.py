@@ -98,8 +98,8 @@ def compress(
     output, target, config = Path(output), config.target, with_evaluation(config)
     if target is None:
         raise InvalidConfigError(
-            "specify a ratio, a target size in bytes (target_bytes), bits per weight (bits), or a bound on the loss "
-            "(max_kl or max_perplexity_increase)"
+            "specify a ratio, a target size in bytes (target_bytes), bits per weight (bits), a memory (fit), or a "
+            "bound on the loss (max_kl or max_perplexity_increase)"
         )
     if not resume:
         check_unused(output, config.export)
@@ -110,6 +110,8 @@ def compress(
         with monitor.stage("preflight"):
             with offline():
                 run = prepare_run(source, config)
+                # A fit has become a size.
+                target = run.config.target or target
                 check_needed(run, target)
             identity = run_identity(run)
             finished = finished_report(output, identity, resume=resume)

@@ -155,8 +155,9 @@ def _target(report: CompressionReport) -> str:
     match report.settings.target:
         case ByRatio(ratio=ratio):
             return f"target ratio {ratio}"
-        case ByBytes(target_bytes=size):
-            return f"target size {size:,} bytes"
+        case ByBytes(target_bytes=size, fit=fit):
+            memory = "" if fit is None else f", for {fit.memory_bytes:,} bytes of memory with {fit.tokens_text}"
+            return f"target size {size:,} bytes{memory}"
         case ByBits() as target:
             return f"target {target.text} of the layers"
         case ByLoss() as target:

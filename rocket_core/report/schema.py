@@ -22,6 +22,7 @@ from rocket_core.schema import FrozenModel
 from rocket_core.sizes.block_types import BlockType
 from rocket_core.sizes.budget import BudgetUnit
 from rocket_core.sizes.code_format import CodeBits, ScaleBits
+from rocket_core.sizes.memory_fit import FittedMemory
 
 
 class StageEnergy(FrozenModel):
@@ -332,6 +333,15 @@ class CompressionReport(FrozenModel):
             what = "linear layers and embeddings" if self.tables else "linear layers"
             return f"{what} in {self.bits_per_weight:.2f} bits per weight"
         return f"{percent_text(self.totals.achieved_ratio)} of the parameters of its linear layers removed"
+
+    @property
+    def memory(self) -> tuple[tuple[str, int], ...]:
+        """How the memory that was asked for is divided when the result runs; empty for other targets."""
+        fit, engine = self.settings.fit, self.settings.reader
+        if not isinstance(fit, FittedMemory):
+            return ()
+        stored = {export.kind: export.stored_bytes for export in self.exports}
+        return fit.parts(engine.title, stored[engine.exports[0]])
 
     @property
     def energy_kwh(self) -> float | None:

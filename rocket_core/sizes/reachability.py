@@ -5,6 +5,7 @@ from typing import assert_never
 
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from rocket_core.sizes.budget import BudgetUnit, bits_budget, parameter_budget
+from rocket_core.sizes.memory_fit import FittedMemory
 from rocket_core.sizes.target import ByBits, ByBytes, ByFormat, ByLoss, ByRatio, Target
 
 # The nearest reachable ratio is reported in steps of this fraction, so that it is short enough to type.
@@ -95,8 +96,13 @@ class Reach:
         match target:
             case ByRatio(ratio=0) if stored_bytes is None:
                 reason = "a ratio of 0 removes nothing; ask for more"
-            case ByBytes(target_bytes=size) if size >= size_now:
+            case ByBytes(target_bytes=size, fit=None) if size >= size_now:
                 raise nothing_to_do(size_now)
+            case ByBytes(target_bytes=size, fit=FittedMemory() as fit) if size >= size_now:
+                reason = (
+                    f"the model takes {_size_up(size_now)} as it is, and {size_text(fit.memory_bytes)} of memory leave "
+                    f"{size_text(size)} with {fit.tokens_text}; ask for a smaller memory or a longer context"
+                )
             case ByBits(bits=bits) if stored_bytes is None and bits >= self._bits_of(self.dense):
                 reason = (
                     f"the selected layers take {self._bits_of(self.dense):g} bits per weight as they are; ask for less"
@@ -150,12 +156,12 @@ class Reach:
                     f"compression ratio {ratio} is out of reach: the selected layers can lose at most {most} of their "
                     f"{self.unit}; {_advice(f'{self.ratio}', most, 'less')}, or ignore fewer layers"
                 )
-            case ByBytes(target_bytes=size):
+            case ByBytes(target_bytes=size, fit=fit):
                 certain, least = _size_up(self.model_bytes), _size_up(self._bytes_of(fewest))
                 return (
-                    f"{_size(size)} is out of reach: what is not compressed takes {_size_up(self.other_bytes)}, "
+                    f"{size_text(size)} is out of reach: what is not compressed takes {_size_up(self.other_bytes)}, "
                     f"and with the layers at least {least}; {_advice(certain, least, 'more')}, or "
-                    "ignore fewer layers"
+                    f"ignore fewer layers{'' if fit is None else _remainder(fit)}"
                 )
             case ByBits():
                 certain, least = (f"{self._bits_of(kept):g}" for kept in (self.certain, fewest))
@@ -169,7 +175,7 @@ class Reach:
                 assert_never(target)
 
 
-def _size(size: int) -> str:
+def size_text(size: int) -> str:
     """Return a size in the form that options and forms take, to the byte: 1.980288MB."""
     unit, factor = _unit_of(size)
     return f"{size / factor:.15g}{unit}"
@@ -185,7 +191,16 @@ def _size_up(size: int) -> str:
     # Options and forms compute with floats, and round down.
     if int(rounded / factor * factor) < size:
         rounded += step
-    return _size(rounded)
+    return size_text(rounded)
+
+
+def _remainder(fit: FittedMemory) -> str:
+    """Return why a memory leaves so little, and what leaves more."""
+    keys, engine = size_text(fit.cache_bytes), size_text(fit.engine_bytes)
+    return (
+        f". It is what {size_text(fit.memory_bytes)} of memory leave: keys and values of {fit.tokens_text} take {keys}"
+        f", and the engine {engine}; a shorter context, a smaller batch or fewer kv_bits leave more"
+    )
 
 
 def _unit_of(size: int) -> tuple[str, int]:

@@ -4,11 +4,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from rocket_core.sizes.code_format import CodeBits, CodeFormat
+from rocket_core.sizes.memory_fit import FittedMemory, MemoryFit
 
 BitsPerWeight = Annotated[float, Field(gt=0, le=16)]
 """Stored bits for each weight of the compressible layers."""
@@ -35,9 +36,11 @@ class ByBytes:
     Attributes:
         target_bytes: upper bound on the bytes of the artifact that the engine reads: of all its safetensors, or of the
             GGUF file.
+        fit: the memory that leaves this size for the weights; None if the size was given.
     """
 
     target_bytes: int
+    fit: FittedMemory | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,11 +121,13 @@ class ByLoss:
 Target = ByRatio | ByBytes | ByBits | ByFormat | ByLoss
 
 
-MEMBERS: frozenset[str] = frozenset({"ratio", "target_bytes", "bits", *get_args(LossMeasure)})
+MEMBERS: frozenset[str] = frozenset({"ratio", "target_bytes", "bits", "fit", *get_args(LossMeasure)})
 """Members of a request, a row or settings that each specify a target."""
+TARGET_NAMES = "ratio, target_bytes, bits, fit, max_kl and max_perplexity_increase"
+"""The same as people read them."""
 
 
-def target_of(members: Mapping[str, float | int | None]) -> ByRatio | ByBytes | ByBits | ByLoss | None:
+def target_of(members: Mapping[str, float | int | MemoryFit | None]) -> ByRatio | ByBytes | ByBits | ByLoss | None:
     """Return the target that members of a request, a row or settings specify; None if none is given.
 
     Args:
@@ -131,22 +136,28 @@ def target_of(members: Mapping[str, float | int | None]) -> ByRatio | ByBytes | 
     Raises:
         ValueError: more than one is given.
     """
-    given = {name: value for name, value in members.items() if value is not None}
+    given: Mapping[str, Any] = {name: value for name, value in members.items() if value is not None}
     if len(given) > 1:
-        raise ValueError("specify only one of ratio, target_bytes, bits, max_kl and max_perplexity_increase")
+        raise ValueError(f"specify only one of {TARGET_NAMES}")
     match given:
+        case {"fit": fit}:
+            return _within(fit)
         case {"ratio": ratio}:
             return ByRatio(ratio=float(ratio))
         case {"target_bytes": size}:
             return ByBytes(target_bytes=int(size))
         case {"bits": bits}:
             return ByBits(bits=float(bits))
-        case {"max_kl": bound}:
-            return ByLoss(measure="max_kl", bound=float(bound))
-        case {"max_perplexity_increase": bound}:
-            return ByLoss(measure="max_perplexity_increase", bound=float(bound))
         case _:
-            return None
+            losses = (ByLoss(measure=name, bound=float(given[name])) for name in get_args(LossMeasure) if name in given)
+            return next(losses, None)
+
+
+def _within(fit: MemoryFit) -> ByBytes:
+    if isinstance(fit, FittedMemory):
+        return ByBytes(target_bytes=fit.weights_bytes, fit=fit)
+    # The most that weights can take, until the model is known; see `inspection.checks.context_fit`.
+    return ByBytes(target_bytes=fit.memory_bytes)
 
 
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)

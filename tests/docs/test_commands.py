@@ -62,6 +62,7 @@ SHORTER = {
     # Less than the cut model takes.
     "--size 4MB": "--size 1.3MB",
     "--size 1.6MB": "--size 1.2MB",
+    "--fit 5.5MB": "--fit 4.2MB",
 }
 BLOCKS_OF_THE_MODEL = 1
 

@@ -2,6 +2,9 @@
 
 import ctypes
 import json
+import re
+import subprocess
+import sys
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,3 +78,45 @@ class Engine:
         }
         answer = self._post("/completion", body)
         return answer["tokens"], [place["logprob"] for place in answer["completion_probabilities"]]
+
+
+_ALLOCATE = """
+import sys
+import xllamacpp
+
+params = xllamacpp.CommonParams()
+params.model.path, params.warmup, params.verbosity = sys.argv[1], False, 5
+params.n_ctx, params.n_parallel = int(sys.argv[2]), int(sys.argv[3])
+params.cache_type_k = params.cache_type_v = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{sys.argv[4]}")
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+xllamacpp.Server(params)
+"""
+
+
+def allocated(path, context, batch, kind):
+    """Return the bytes of keys and values, and of the buffers for computing, that llama.cpp says it allocates.
+
+    Args:
+        path: the file.
+        context: tokens of a sequence.
+        batch: number of sequences.
+        kind: type of keys and values.
+    """
+    pytest.importorskip("xllamacpp", reason="llama.cpp is needed: pip install xllamacpp")
+    arguments = [sys.executable, "-c", _ALLOCATE, str(path), str(context * batch), str(batch), kind]
+    # Until it serves: a server that ends at once may wait for itself.
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "update_slots: all slots are idle" in line:
+                break
+        process.kill()
+    # It measures before it loads the model, and says so without allocating.
+    said = "".join(lines).rpartition("CPU_Mapped model buffer size")[2]
+    caches = re.findall(r"KV buffer size =\s+([\d.]+) MiB", said)
+    buffers = re.findall(r"(?:output|compute) buffer size =\s+([\d.]+) MiB", said)
+    assert caches, lines[-20:]
+    assert buffers, lines[-20:]
+    return sum(map(float, caches)) * 2**20, sum(map(float, buffers)) * 2**20

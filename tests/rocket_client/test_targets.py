@@ -1,5 +1,7 @@
 """Targets of a job: a ratio, a size, bits per weight, or only a profile."""
 
+import re
+
 import pytest
 
 from rocket_client.errors import InvalidArgumentError, ProblemError
@@ -29,6 +31,20 @@ def test_bits_are_sent(remote, client):
     assert "≤ 4.5 bits" in remote("jobs").out
 
 
+def test_a_memory_is_sent(remote, client):
+    asked = ("--fit", "100MB", "--context", "1k", "--batch", "2", "--kv-bits", "8", "--for", "llama.cpp")
+    outcome = remote("submit", "local/tiny", *asked)
+    assert "a context of 1,024 tokens is longer than the" in outcome.err
+    memory = ("--fit", "10.3MB", "--context", "16", "--batch", "2")
+    told = remote("estimate", "local/tiny", *memory).out
+    assert re.search(r"keys and values of 2 times 16 tokens +[\d.]+ kB\n.*Transformers.* MB\ntotal +10.30 MB", told)
+    assert remote("submit", "local/tiny", *memory).code == 0
+    job = only_job(client)
+    assert (job.kind, job.ratio, job.fit.memory_bytes, job.fit.context) == ("compression", None, 10_300_000, 16)
+    assert (job.fit.batch, job.fit.kv_bits) == (2, None)
+    assert "in 10.30 MB" in remote("jobs").out
+
+
 def test_bounds_on_the_loss_are_sent(remote, client):
     assert remote("submit", "local/tiny", "--max-kl", "0.02").code == 0
     assert remote("submit", "local/tiny", "--max-perplexity-increase", "2%", "--evaluate-samples", "5").code == 0
@@ -50,7 +66,7 @@ def test_bounds_on_the_loss_are_sent(remote, client):
     [
         ((), "specify exactly one"),
         (("--ratio", "0.3", "--size", "1GB"), "specify exactly one"),
-        (("--bits", "3", "--size", "1GB"), "--bits, --max-kl or --max-perplexity-increase: specify exactly one"),
+        (("--bits", "3", "--size", "1GB"), "--bits, --fit, --max-kl or --max-perplexity-increase: specify exactly one"),
         (("--bits", "4", "--method", "gptq"), "--bits: is for the method rocket; gptq takes --code-bits"),
         (("--ratio", "30"), "to remove 30 %, use 0.3 or 30%"),
         (("--ratio", "third"), "is not a valid number; use for example 0.3 or 30%"),
@@ -59,6 +75,13 @@ def test_bounds_on_the_loss_are_sent(remote, client):
         (("--bits", "0"), "greater than 0"),
         (("--bits", "40"), "less than or equal to 16"),
         (("--size", "much"), "is not a size"),
+        (("--fit", "1GB", "--size", "1GB"), "specify exactly one"),
+        (("--fit", "1GB"), "--fit: depends on the context; add --context, such as --context 32k"),
+        (("--size", "1GB", "--kv-bits", "8"), "--kv-bits: is about a memory; add --fit, such as --fit 24GB"),
+        (("--fit", "1GB", "--context", "0"), "'0' is not a number of tokens; use for example 32k"),
+        (("--fit", "1GB", "--context", "32q"), "'32q' is not a number of tokens"),
+        (("--fit", "1GB", "--context", "9", "--kv-bits", "5"), "fit.kv_bits: Input should be 4, 8 or 16"),
+        (("--fit", "1GB", "--context", "9", "--batch", "0"), "fit.batch: Input should be greater than or equal to 1"),
         (("--max-kl", "0"), "greater than 0"),
         (("--max-kl", "0.1", "--size", "1MB"), "specify exactly one"),
         (("--max-perplexity-increase", "2"), "for 2 %, write 0.02"),
@@ -106,6 +129,11 @@ def test_both_clients_require_exactly_one_target(connect, server):
         assert rocket.estimate("local/tiny", bits=8).ratio == 0.5
         assert rocket.submit("local/tiny", max_kl=0.1).max_kl == 0.1
         assert "sizes are tried" in rocket.estimate("local/tiny", max_kl=0.1).seconds_unknown
+        fit = {"memory_bytes": 10_300_000, "context": 16}
+        with pytest.raises(InvalidArgumentError, match="specify only one of ratio, target_bytes, bits, fit"):
+            rocket.submit("local/tiny", fit=fit, bits=4)
+        assert rocket.submit("local/tiny", fit=fit).fit.context == 16
+        assert 0 < rocket.estimate("local/tiny", fit=fit).fit.weights_bytes < 10_300_000
         assert rocket.profile("local/tiny").kind == "profile"
         assert rocket.estimate("local/tiny", target_bytes=4_000_000).ratio > 0
         assert rocket.submit("local/tiny", options={"method": "rtn"}).options["code_bits"] == 4

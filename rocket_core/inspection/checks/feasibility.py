@@ -5,6 +5,7 @@ from typing import Any, assert_never
 
 from rocket_core.config import CompressionConfig
 from rocket_core.engines import ROCKET
+from rocket_core.inspection.checks.context_fit import fitted
 from rocket_core.inspection.checks.engine_limits import check_engine
 from rocket_core.inspection.checks.model_reach import LayerSizes, reach_of_headers
 from rocket_core.inspection.checks.preconditions import check_ignore, check_vision, check_weights
@@ -49,8 +50,9 @@ def check_feasible(
     check_sizes(settings, weights, model)
     check_ignore(settings, weights, config.ignore, model)
     check_vision(settings, config, model)
-    check_engine(settings, item_bytes(weights, config.dtype, model), config.reader, model)
     itemsize = item_bytes(weights, config.dtype, model)
+    check_engine(settings, itemsize, config.reader, model)
+    config = fitted(config, settings, itemsize, model)
     match config.target:
         case ByBytes() as target:
             reach = reach_of_headers(settings, weights, config, dense_file_bytes=dense_file_bytes())

@@ -15,7 +15,6 @@ from rocket_core.inspection.checks.feasibility import may_be_needless
 from rocket_core.inspection.files.model_advice import is_gguf_file
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.sizes.reachability import nothing_to_do
-from rocket_core.sizes.target import ByBytes
 
 # Within the output folder, while the run lasts.
 _ORIGINAL = ".rocket-original"
@@ -83,8 +82,8 @@ def open_original(
 
 def _check_smaller(file: Path, config: CompressionConfig) -> None:
     """Raise an error if a GGUF file is no larger than the size asked for, and the result is for Rocket's own format."""
-    size, target = file.stat().st_size, config.target
-    if isinstance(target, ByBytes) and target.target_bytes >= size and may_be_needless(config, is_coded=True):
+    size, asked = file.stat().st_size, config.target_bytes
+    if asked is not None and asked >= size and may_be_needless(config, is_coded=True):
         raise nothing_to_do(size)
 
 

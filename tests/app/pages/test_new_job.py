@@ -6,6 +6,8 @@ from urllib.parse import parse_qsl
 
 import pytest
 
+from tests.reference.safetensors_files import save_llama
+
 FIELDS = {
     "model_id": "local/tiny",
     "target": "ratio",
@@ -146,6 +148,40 @@ def test_a_loss_can_be_the_target(submit, client, page, loss, measure, member, b
     assert re.search(r'id="target-loss"[^>]* checked', form)
 
 
+def test_a_memory_with_a_context_can_be_the_target(submit, client, page, settings):
+    sizes = {"hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"model_type": "llama", "num_key_value_heads": 2, "vocab_size": 320}
+    save_llama(settings.models_folder / "full", config=sizes)
+    memory = {"model_id": "local/full", "target": "fit", "fit": "1.99MB", "context": "16", "batch": "2", "export": ""}
+    preview = html.unescape(page("POST", "/ui/new/preview", data=FIELDS | memory).text)
+    rows = dict(re.findall(r"<tr><th scope=\"row\">([^<]+)</th><td class=\"number\">([^<]+)</td></tr>", preview))
+    assert [*rows] == [
+        *("weights", "keys and values of 2 times 16 tokens", "allowance for Transformers (Rocket)"),
+        *("total", "asked for"),
+    ]
+    assert rows["total"] == rows["asked for"] == "1.99 MB"
+    made = submit(**memory).headers["Location"]
+    [job] = client.get("/jobs").json()["data"]
+    assert job["fit"] == {"memory_bytes": 1_990_000, "context": 16, "batch": 2, "kv_bits": None}
+    text = page("GET", made).text
+    assert "in 1.99 MB with 2 times 16 tokens" in text
+    again = re.search(r'href="(/ui/new\?[^"]+)">New job with these settings', text)[1]
+    form = page("GET", html.unescape(again)).text
+    assert re.search(r'id="target-fit"[^>]* checked', form)
+    for name, value in {"fit": "1990000", "context": "16", "batch": "2"}.items():
+        assert re.search(rf'name="{name}"[^>]* value="{value}"', form)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"context": ""}, "context"), ({"fit": "much"}, "fit"), ({"kv_bits": "5"}, "kv_bits"), ({"batch": "0"}, "batch")],
+)
+def test_faults_of_a_memory_are_shown_at_its_fields(submit, changes, field):
+    answer = submit(**{"target": "fit", "fit": "10.3MB", "context": "16"} | changes)
+    assert answer.status_code == 422
+    assert f'id="problem-{field}"' in answer.text
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "said"),
     [
@@ -226,7 +262,7 @@ def test_a_profile_for_sizes_is_found_by_sizes_alone(page, client, worker):
     ("changes", "status", "said"),
     [
         ({"ratio": "2"}, 422, "less than 1"),
-        ({"ratio": ""}, 422, "specify one of ratio, target_bytes, bits, max_kl and"),
+        ({"ratio": ""}, 422, "specify one of ratio, target_bytes, bits, fit, max_kl and"),
         ({"target": "size", "size": "much"}, 422, "is not a size; use a number of bytes"),
         ({"target": "size", "size": "50%"}, 422, "or give a ratio: 50% is removed then"),
         ({"target": "size", "size": "3"}, 422, "write for example 3MB or 3GB"),
@@ -235,7 +271,7 @@ def test_a_profile_for_sizes_is_found_by_sizes_alone(page, client, worker):
         ({"target": "bits", "bits": "0"}, 422, "greater than 0"),
         ({"target": "bits", "bits": "0.5"}, 422, "0.5 bits per weight are out of reach"),
         ({"target": "bits", "bits": "many"}, 422, "valid number"),
-        ({"target": "bits", "bits": ""}, 422, "specify one of ratio, target_bytes, bits, max_kl and"),
+        ({"target": "bits", "bits": ""}, 422, "specify one of ratio, target_bytes, bits, fit, max_kl and"),
         ({"model_id": "tiny"}, 422, "is not a valid model id"),
         ({"model_id": "local/none"}, 422, "the form of a new job lists"),
         ({"samples": "many"}, 422, "integer"),

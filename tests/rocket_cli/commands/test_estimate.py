@@ -122,7 +122,7 @@ def test_the_time_is_shown_with_its_uncertainty(answered):
 def test_its_options_equal_those_of_submit(remote, monkeypatch):
     taken = inspect.signature(expand_groups(submit.submit)).parameters
     own = dict(inspect.signature(expand_groups(estimate.estimate)).parameters)
-    del own["context"], own["local"]
+    del own["call"], own["local"]
     others = {name: parameter for name, parameter in taken.items() if name not in OF_A_JOB}
     assert own.pop("model_id") != others.pop("model_id"), "a folder is a model as well"
     assert own == others

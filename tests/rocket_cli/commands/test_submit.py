@@ -111,6 +111,10 @@ def test_every_option_is_a_field_of_the_request():
         "ratio",
         "size",
         "bits",
+        "fit",
+        "context",
+        "batch",
+        "kv_bits",
         "max_kl",
         "max_perplexity_increase",
         "benchmark",
@@ -327,6 +331,13 @@ def test_a_job_without_calibration_gets_the_default_one(remote, client):
     job = submitted(client)
     assert (job.bits, job.options["preset"]) == (5, "fast")
     assert job.calibration.samples == CalibrationRequest().samples
+
+
+def test_a_memory_of_an_earlier_job_is_asked_for_again(remote, client):
+    first = remote("submit", "local/tiny", "--fit", "3GB", "--context", "64").out.strip()
+
+    assert remote("submit", "--from", first, "--preset", "best").code == 0
+    assert submitted(client).fit == client.get_job(first).fit is not None
 
 
 def test_another_target_replaces_that_of_an_earlier_job(remote, client):

@@ -71,15 +71,18 @@ def test_groups_have_at_most_all_inputs(group_size, of_20, of_100):
     assert [target.code_format(d_in).group_size for d_in in (20, 100)] == [of_20, of_100]
 
 
-@pytest.mark.parametrize("missing", ["ratio", "target_bytes", "bits", "max_kl", None])
+FIT = {"memory_bytes": 10**9, "context": 1000}
+
+
+@pytest.mark.parametrize("missing", ["ratio", "target_bytes", "bits", "fit", "max_kl", None])
 def test_more_than_one_target_is_refused(missing):
-    several = {"ratio": 0.3, "target_bytes": 1000, "bits": 4.5, "max_kl": 0.1}
+    several = {"ratio": 0.3, "target_bytes": 1000, "bits": 4.5, "max_kl": 0.1, "fit": FIT}
     several.pop(missing, None)
-    with pytest.raises(ValueError, match="only one of ratio, target_bytes, bits, max_kl"):
+    with pytest.raises(ValueError, match="only one of ratio, target_bytes, bits, fit, max_kl"):
         target_of(several)
-    with pytest.raises(InvalidConfigError, match="only one of ratio, target_bytes, bits, max_kl"):
+    with pytest.raises(InvalidConfigError, match="only one of ratio, target_bytes, bits, fit, max_kl"):
         compression_config(**several)
-    with pytest.raises(ValueError, match="only one of ratio, target_bytes, bits, max_kl"):
+    with pytest.raises(ValueError, match="only one of ratio, target_bytes, bits, fit, max_kl"):
         CompressionRequest.model_validate({"model_id": "local/m"} | several)
 
 

@@ -35,7 +35,7 @@ def test_a_job_has_the_documented_members(client, submitted):
         *("metadata", "created_at", "started_at", "finished_at", "estimated_finish_at", "attempt", "retry_of"),
         *("error", "result", "links", "queue", "expires_at", "evaluate", "profile_id", "kind", "target_bytes"),
         *("bits", "benchmark", "accept", "source_job_id", "export_to", "push", "warnings"),
-        *("max_kl", "max_perplexity_increase"),
+        *("max_kl", "max_perplexity_increase", "fit"),
     }
 
 

@@ -299,7 +299,7 @@ def test_fingerprints_ignore_fields_added_later_if_unset():
     assert request.model_dump_json().startswith(before)
     dumped = request.model_dump_json()
     names = ("queue", "evaluate", "target_bytes", "bits", "code_bits", "group_size", "include", "heal_tokens", "column")
-    names += ("source_job_id", "on_source", "export_to", "push", "accept", "max_kl", "max_perplexity_increase")
+    names += ("source_job_id", "on_source", "export_to", "push", "accept", "max_kl", "max_perplexity_increase", "fit")
     unset = dict.fromkeys(names, "null")
     defaults = {"benchmark": "false", "storage": '"file"', "engine": '"rocket"', "value_bits": "16"}
     defaults |= {"calibrate_all_experts": "false", "refine": "false", "token_weights": '"gradient"'}
