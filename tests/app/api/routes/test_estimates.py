@@ -190,3 +190,27 @@ def test_images_of_calibration_data_are_judged_at_submission(client, settings):
     assert "reads no images with text" in answer.text
     answer = client.post("/jobs", json=BODY | {"options": {"include": ["vision"], "export": ["rocket"]}})
     assert "has no tower that encodes images" in answer.text
+
+
+def test_a_memory_is_divided(client, settings):
+    sizes = {"hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"model_type": "llama", "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 64}
+    save_llama(settings.models_folder / "full", config=sizes)
+    asked = {"model_id": "local/full", "ratio": None, "options": {}, "calibration": {"sequence_length": 32}}
+    told = estimate(client, **asked, fit={"memory_bytes": 1_120_000, "context": 16})
+    fit = told["fit"]
+    # Two layers keep two heads of eight numbers in float32, twice.
+    assert (fit["cache_bytes"], fit["memory_bytes"], fit["batch"]) == (16 * 2 * 2 * 16 * 4, 1_120_000, 1)
+    left = fit["memory_bytes"] - fit["cache_bytes"] - fit["engine_bytes"]
+    assert told["factored_bytes"] == left < told["stored_bytes"]
+    assert estimate(client)["fit"] is None
+    for changes, said in (
+        ({"context": 65}, "a context of 65 tokens is longer than the 64 that local/full attends to"),
+        ({"memory_bytes": 10_000}, "10kB leave nothing for weights: keys and values of 16 tokens take 4.096kB"),
+        ({"memory_bytes": 997_000}, "is out of reach"),
+    ):
+        answer = client.post(
+            "/estimates", json=BODY | asked | {"fit": {"memory_bytes": 1_120_000, "context": 16} | changes}
+        )
+        assert answer.status_code == 422
+        assert said in answer.json()["detail"]
