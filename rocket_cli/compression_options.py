@@ -16,7 +16,6 @@ from rocket_core.errors import ExitCode
 from rocket_core.report.figures import ERROR_NAMES
 from rocket_core.sizes.budget import BudgetUnit
 from rocket_core.sizes.target import LossMeasure, parse_size
-from rocket_core.sizes.token_counts import parse_context
 
 _DEFAULTS = core.CompressionConfig(ratio=0)
 _CALIBRATION = core.CalibrationConfig()
@@ -57,21 +56,6 @@ _of_data, _of_method, _of_run = (
 )
 
 
-def _fraction(text: str) -> float:
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a valid number; use for example 0.3 or 30%") from None
-    return value / 100 if text.endswith("%") else value
-
-
-def _ratio(text: str) -> float:
-    value = _fraction(text)
-    if 1 <= value < 100 and not text.endswith("%"):
-        raise typer.BadParameter(f"{text} is not less than 1; to remove {text} %, use {value / 100:.6g} or {text}%")
-    return value
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompressionOptions:
     """How to compress a model; options that are None were not given and take the defaults."""
@@ -81,7 +65,7 @@ class CompressionOptions:
         "Fraction of the compressible parameters to remove, at least 0 and less than 1, such as 0.3 or 30%. One "
         "of this, --size, --bits, --fit, --max-kl and --max-perplexity-increase is required.",
         shown=False,
-        parser=_ratio,
+        parser=options.read_ratio,
     )
     size: int | None = _setting(
         "SIZE",
@@ -96,25 +80,10 @@ class CompressionOptions:
         "such as 4.5. Instead of --ratio.",
         shown=False,
     )
-    fit: int | None = _setting(
-        "SIZE",
-        "Memory that the weights have to fit into, together with keys and values of --context tokens and an allowance "
-        "for the engine that --for names: 24GB. Instead of --ratio.",
-        shown=False,
-        parser=options.reader(parse_size),
-    )
-    context: int | None = _setting(
-        "TOKENS",
-        "With --fit: tokens of the longest sequence, prompt and answer together, such as 32k (32,768).",
-        shown=False,
-        parser=options.reader(parse_context),
-    )
-    batch: int | None = _setting("N", "With --fit: sequences of that length that are in memory at the same time.", "1")
-    kv_bits: int | None = _setting(
-        "N",
-        "With --fit: bits of the keys and values that are kept, of those that the engine has: 16, 8 or 4.",
-        "the engine's",
-    )
+    fit: options.FitMemory = None
+    context: options.FitContext = None
+    batch: options.FitBatch = None
+    kv_bits: options.FitKvBits = None
     max_kl: float | None = _setting(
         "NATS",
         "Maximum KL divergence from the original, in nats per token, such as 0.02, with files as small as possible. It "
@@ -126,7 +95,7 @@ class CompressionOptions:
         "R",
         "Maximum increase of the perplexity, such as 0.02 or 2%; otherwise like --max-kl.",
         shown=False,
-        parser=_fraction,
+        parser=options.read_fraction,
     )
     calibration: str | None = _setting(
         "NAME",
@@ -230,13 +199,16 @@ class CompressionOptions:
         "no verdict",
     )
     accept_perplexity_increase: float | None = _of_data(
-        "R", "Accept only up to this increase of the perplexity, such as 0.02 or 2%.", "no bound", parser=_fraction
+        "R",
+        "Accept only up to this increase of the perplexity, such as 0.02 or 2%.",
+        "no bound",
+        parser=options.read_fraction,
     )
     accept_task_drop: float | None = _of_data(
         "R",
         "Accept only up to this drop of the accuracy in each --task, such as 0.01 or 1% of all items.",
         "no bound",
-        parser=_fraction,
+        parser=options.read_fraction,
     )
     benchmark: bool = _setting(
         None,
@@ -286,9 +258,8 @@ class CompressionOptions:
 
     def memory_fit(self) -> dict[str, Any] | None:
         """Return the memory to fit into; None if another target is given."""
-        if self.fit is None:
-            return None
-        return {"memory_bytes": self.fit} | self._given({name: name for name in CONTEXT_OPTIONS})
+        context = self._given({name: name for name in CONTEXT_OPTIONS})
+        return None if self.fit is None else {"memory_bytes": self.fit} | context
 
     def evaluation(self) -> dict[str, Any] | None:
         """Return the given settings of the evaluation; None if it was not asked for."""

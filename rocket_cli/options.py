@@ -12,7 +12,8 @@ from rocket_cli import completion
 from rocket_client._defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
 from rocket_core.engines import ExportKind, current_name
-from rocket_core.sizes.token_counts import parse_tokens
+from rocket_core.sizes.target import parse_size
+from rocket_core.sizes.token_counts import parse_context, parse_tokens
 
 
 class QueueChoice(StrEnum):
@@ -75,6 +76,24 @@ def reader(parse: Callable[[str], int]) -> Callable[[str | int], int]:
 
 read_tokens = reader(parse_tokens)
 
+
+def read_fraction(text: str) -> float:
+    """Return a fraction that may be written as a percentage."""
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a valid number; use for example 0.3 or 30%") from None
+    return value / 100 if text.endswith("%") else value
+
+
+def read_ratio(text: str) -> float:
+    """Return a fraction to remove."""
+    value = read_fraction(text)
+    if 1 <= value < 100 and not text.endswith("%"):
+        raise typer.BadParameter(f"{text} is not less than 1; to remove {text} %, use {value / 100:.6g} or {text}%")
+    return value
+
+
 EXPORTS = ", ".join(get_args(ExportKind))
 
 
@@ -116,6 +135,36 @@ Calibration = Annotated[
         f"{config.BUILTIN_DATASET} (CPython's documentation, offline), {', '.join(config.HUB_DATASETS)}. For an image "
         "or audio model: a folder of .png and .jpg files or of .wav files, or "
         f"{config.SYNTHETIC_DATASET} (generated data, at a cost in quality).",
+    ),
+]
+FitMemory = Annotated[
+    int | None,
+    option(
+        "SIZE",
+        "Memory that the weights have to fit into, together with keys and values of --context tokens and an allowance "
+        "for the engine that --for names: 24GB. Instead of --ratio.",
+        shown=False,
+        parser=reader(parse_size),
+    ),
+]
+FitContext = Annotated[
+    int | None,
+    option(
+        "TOKENS",
+        "With --fit: tokens of the longest sequence, prompt and answer together, such as 32k (32,768).",
+        shown=False,
+        parser=reader(parse_context),
+    ),
+]
+FitBatch = Annotated[
+    int | None, option("N", "With --fit: sequences of that length that are in memory at the same time.", "1")
+]
+FitKvBits = Annotated[
+    int | None,
+    option(
+        "N",
+        "With --fit: bits of the keys and values that are kept, of those that the engine has: 16, 8 or 4.",
+        "the engine's",
     ),
 ]
 Samples = Annotated[int | None, _of_data("N", "Number of calibration windows (text, audio) or images.")]
