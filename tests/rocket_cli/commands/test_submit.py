@@ -334,7 +334,9 @@ def test_a_job_without_calibration_gets_the_default_one(remote, client):
 
 
 def test_a_memory_of_an_earlier_job_is_asked_for_again(remote, client):
-    first = remote("submit", "local/tiny", "--fit", "3GB", "--context", "64").out.strip()
+    outcome = remote("submit", "local/tiny", "--fit", "10.3MB", "--context", "16", "--batch", "2")
+    assert outcome.code == 0, outcome.err
+    first = outcome.out.strip()
 
     assert remote("submit", "--from", first, "--preset", "best").code == 0
     assert submitted(client).fit == client.get_job(first).fit is not None
