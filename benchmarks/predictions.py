@@ -53,6 +53,7 @@ def run(
         "predicted": predicted,
         "measured": measured,
         "perplexity_before": math.exp(before),
+        "surprise": None if report.calibration.text is None else report.calibration.text.surprise,
         "kl_divergence": evaluation.difference.kl_divergence,
     }
 

@@ -50,7 +50,7 @@ def quality_headline(report: CompressionReport) -> Headline:
             f"{healing.held_out_windows} held-out windows of {healing.dataset}",
         )
     if text is not None and report.allocation.objective == "fisher":
-        expected = expectation(error, text)
+        expected = expectation(error, text, sequential=report.settings.sequential)
         return Headline(name="Quality", value=expected.value, detail=expected.explanation)
     return Headline(
         name="Quality",

@@ -35,7 +35,7 @@ def test_mlx_computes_our_reconstruction(exported, size, dtype, tolerance):
 
 
 def test_a_compression_compares_mlx_with_its_weights(tmp_path, monkeypatch):
-    """Of mlx-lm in the environment of the compression, as on a Mac."""
+    """With mlx-lm in the environment of the compression, as on a Mac."""
     (packages,) = python_of("mlx").parents[1].glob("lib/python*/site-packages")
     monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
     monkeypatch.setenv("PYTHONPATH", f"{sysconfig.get_path('purelib')}:{packages}")

@@ -11,7 +11,7 @@ from rocket_client.models import Available, Estimate
 from tests.service_fixtures import TINY_LLAMA
 
 # What a job has and an estimate does not need.
-OF_A_JOB = {"metadata", "queue", "idempotency_key", "watch"}
+OF_A_JOB = {"earlier", "metadata", "queue", "idempotency_key", "watch"}
 TOLD = Estimate(
     model_id="a/b",
     commit="0" * 40,
@@ -161,7 +161,7 @@ def test_it_is_refused_like_a_submission(remote, arguments, code, said):
 
     assert asked.code == submitted.code == code
     assert said in " ".join(asked.err.replace("│", " ").split())
-    assert asked.err.replace("estimate", "submit").replace("{MODEL}", "{MODEL_ID}") == submitted.err
+    assert asked.err.replace("estimate", "submit").replace("{MODEL}", "[MODEL_ID]") == submitted.err
 
 
 @pytest.fixture
