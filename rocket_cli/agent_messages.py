@@ -18,6 +18,7 @@ from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import CompressionReport, LayerReport
 from rocket_core.report.verdict import Verdict
 from rocket_core.schema import FrozenModel
+from rocket_core.sizes.memory_fit import MemoryFit
 
 _WORST_LAYERS = 5
 # Every fifth of a hundred points, and the last.
@@ -61,7 +62,7 @@ class ModelRequest(FrozenModel):
 
 
 class CompressionRequest(ModelRequest):
-    """A compression: a model and exactly one target: ratio, target_bytes, bits, max_kl or max_perplexity_increase."""
+    """A model and exactly one target: ratio, target_bytes, bits, fit, max_kl or max_perplexity_increase."""
 
     ratio: float | None = None
     """target: fraction of the compressible parameters to remove, from 0 to below 1."""
@@ -69,6 +70,8 @@ class CompressionRequest(ModelRequest):
     """target: most bytes that the files for the engine may take; 1 MB is 1000000."""
     bits: float | None = None
     """target: most bits per weight of the compressible layers, above 0 and up to 16."""
+    fit: MemoryFit | None = None
+    """target: the memory of the device that runs the result, with the context that it has to hold as well."""
     max_kl: float | None = None
     """target: smallest files whose measured KL divergence from the original is at most this, in nats per token."""
     max_perplexity_increase: float | None = None
@@ -84,6 +87,7 @@ class CompressionRequest(ModelRequest):
             "ratio": self.ratio,
             "target_bytes": self.target_bytes,
             "bits": self.bits,
+            "fit": None if self.fit is None else self.fit.model_dump(exclude_none=True),
             "max_kl": self.max_kl,
             "max_perplexity_increase": self.max_perplexity_increase,
             "evaluate": {} if self.evaluate else None,

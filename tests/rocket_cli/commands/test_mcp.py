@@ -134,6 +134,13 @@ def test_a_submission_is_that_of_the_client(ask, client):
     assert client.get_job(unmeasured["job_id"]).evaluate is None
 
 
+def test_a_memory_with_a_context_is_a_target(ask, client):
+    fit = {"memory_bytes": 10_300_000, "context": 16, "batch": 2}
+    job = client.get_job(ask("submit", request={"model_id": "local/tiny", "fit": fit})["job_id"])
+
+    assert job.fit.model_dump(exclude_none=True) == fit
+
+
 def test_an_estimate_is_that_of_the_service(ask, client):
     estimated = ask("estimate", request={"model_id": "local/tiny", "ratio": 0.3, "calibration_samples": 8})
 
