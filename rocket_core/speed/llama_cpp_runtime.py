@@ -18,7 +18,8 @@ from jaxtyping import Float32
 
 from rocket_core.errors import CorruptCheckpointError, InvalidConfigError, RocketError
 from rocket_core.report.speed import RoundTimes
-from rocket_core.speed.messages import Continue, Continued, Likeliest, Load, Loaded, Measure
+from rocket_core.speed.messages import Continue, Continued, Load, Loaded, Measure
+from rocket_core.speed.predictions import likeliest
 
 INSTALL = "llama.cpp is not installed: pip install xllamacpp (or llama-cpp-python)"
 # The library with the C functions, relative to the package.
@@ -112,7 +113,7 @@ class LlamaCppModel:
         self._library.llama_memory_clear(self._library.llama_get_memory(self._context), True)
         token, places = self._read(request.prompt), []
         for _ in range(request.new_tokens):
-            places.append(Likeliest.of(self._logits(), "llama.cpp"))
+            places.append(likeliest(self._logits(), "llama.cpp"))
             token = self._read((token,))
         return Continued(split=self._split(request.text), places=tuple(places))
 

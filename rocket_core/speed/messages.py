@@ -2,18 +2,12 @@
 
 from typing import Annotated
 
-import numpy as np
-from jaxtyping import Float32
 from pydantic import Field, TypeAdapter
 
-from rocket_core.errors import RocketError
 from rocket_core.report.speed import RoundTimes
 from rocket_core.schema import FrozenModel
 from rocket_core.speed.subjects import Subject
 from rocket_core.system.child_process import Failed
-
-LIKELIEST = 16
-"""Number of tokens whose probabilities are compared at a place."""
 
 
 class Load(FrozenModel):
@@ -56,21 +50,6 @@ class Likeliest(FrozenModel):
     """the tokens, the likeliest first."""
     log_probabilities: tuple[float, ...]
     """logarithms of their probabilities."""
-
-    @classmethod
-    def of(cls, logits: Float32[np.ndarray, " vocabulary"], engine: str) -> "Likeliest":
-        """Return the likeliest tokens by their logits.
-
-        Raises:
-            RocketError: a logit is not finite; the message names the engine.
-        """
-        if not np.isfinite(logits).all():
-            raise RocketError(f"{engine} predicts numbers that are not finite")
-        exact = logits.astype(np.float64)
-        exact -= exact.max()
-        exact -= np.log(np.exp(exact).sum())
-        tokens = np.argsort(-exact, kind="stable")[:LIKELIEST]
-        return cls(tokens=tuple(tokens.tolist()), log_probabilities=tuple(exact[tokens].tolist()))
 
 
 class Continued(FrozenModel):

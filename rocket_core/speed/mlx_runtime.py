@@ -6,7 +6,8 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from rocket_core.speed.messages import Continue, Continued, Likeliest, Load, Loaded
+from rocket_core.speed.messages import Continue, Continued, Load, Loaded
+from rocket_core.speed.predictions import likeliest
 
 INSTALL = "mlx-lm is not installed: pip install mlx-lm"
 
@@ -38,7 +39,7 @@ class MlxModel:
         tokens, places = list(request.prompt), []
         for _ in range(request.new_tokens):
             logits = self._model(self._core.array([tokens]))[0, -1].astype(self._core.float32)
-            places.append(Likeliest.of(np.array(logits), "MLX"))
+            places.append(likeliest(np.array(logits), "MLX"))
             tokens.append(places[-1].tokens[0])
         return Continued(split=tuple(self._tokenizer.encode(request.text)), places=tuple(places))
 

@@ -13,7 +13,8 @@ from rocket_core.evaluation.divergence import token_divergence
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.stages import engine_run
 from rocket_core.speed import llama_cpp_runtime
-from rocket_core.speed.messages import LIKELIEST, Likeliest
+from rocket_core.speed.messages import Likeliest
+from rocket_core.speed.predictions import LIKELIEST
 from tests.reference import gguf_models
 from tests.reference.llama_cpp import Engine
 from tests.sampling import sweep
