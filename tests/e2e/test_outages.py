@@ -27,6 +27,8 @@ def service(tmp_path_factory, postgres, redis_server):
         "ROCKET_DATABASE_URL": postgres.url(name),
         "ROCKET_BROKER_URL": redis_server.url,
         "ROCKET_NOTIFY_SECONDS": "1",
+        # Longer than a busy machine takes to start a database again.
+        "ROCKET_LEASE_SECONDS": "40",
     }
     service = Deployment(data_dir, **given)
     # The first request that reads a model waits for the process from which others are forked.
