@@ -50,6 +50,7 @@ SERVICE_CODES = {
         "artifact_expired",
         "artifact_not_found",
         "job_not_found",
+        "link_not_found",
         "model_upload_not_found",
         "not_found",
         "profile_not_found",
