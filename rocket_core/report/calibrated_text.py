@@ -10,17 +10,17 @@ from rocket_core.schema import FrozenModel
 MOST_SURPRISE = 1.0
 """Nats per token by which a text may be less likely than the model itself expects.
 
-A text like those that a model was trained on is about as likely as it expects: 0.1 nats less for stories260K on
-stories, 0.0 to 0.5 for examples/tiny-llama on CPython's documentation. Other texts (other prose, plays, the
-documentation, random letters) are less likely than these two models expect by 2.1 nats or more.
+A text like those that a model was trained on is about as likely as it expects: 0.1 to 0.2 nats less for stories260K on
+stories, 0.5 for examples/tiny-llama on parts of CPython's documentation that it was not trained on. Other texts (other
+prose, plays, the documentation, random letters) are less likely than these two models expect by 2.1 nats or more.
 """
 
 LEAST_SURPRISE = -0.1
 """Nats per token below which a model has learnt the text itself, and not only what it is like.
 
 examples/tiny-llama finds CPython's documentation, on which it was trained, 0.2 to 0.3 nats more likely than it expects,
-and held-out parts of it 0.5 nats less; stories260K finds its training stories, of which there are many, 0.2 nats less
-likely.
+and held-out parts of it 0.5 nats less; stories260K finds its training stories, of which there are many, 0.1 to 0.2 nats
+less likely.
 """
 
 

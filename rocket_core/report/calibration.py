@@ -36,7 +36,6 @@ class CalibrationReport(FrozenModel):
     """rows without text, and chats that the chat template refused, that were skipped."""
     lacks_chats: bool = False
     """whether the model has a chat template, and was calibrated on texts alone."""
-
     reached_tokens: int | None = None
     """different tokens among them; null where no tokens were read, and in reports from before this field existed."""
     vocabulary: int | None = None

@@ -26,7 +26,7 @@ from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.export import stored_bytes
-from rocket_core.pipeline.stages.stored_weight import read_dense_weight, trained_entries
+from rocket_core.pipeline.stages.stored_weight import read_layer_weight, trained_entries
 from rocket_core.pipeline.stages.trial_run import RUN_HERE
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.formatting import bytes_text
@@ -154,14 +154,7 @@ class _StoredWeights(WeightLoader):
                 weight.copy_(self._weight(layer))
 
     def _weight(self, layer: LayerReport) -> Tensor:
-        return read_dense_weight(
-            self._work,
-            layer.name,
-            (layer.d_in, layer.d_out),
-            rank=layer.rank,
-            dictionary_owner=layer.dictionary,
-            dtype=self._run.dtype,
-        )
+        return read_layer_weight(self._work, layer, self._run.dtype)
 
 
 def _logits(

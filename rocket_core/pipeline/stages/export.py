@@ -27,7 +27,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.stored_weight import (
     read_codes,
-    read_dense_weight,
+    read_layer_weight,
     stored_blocks,
     stored_tensors,
     trained_entries,
@@ -327,7 +327,7 @@ def _plan_stored(work: WorkFolder, name: str, key: str) -> Iterator[TensorPlan]:
 
 def _plan_composed(run: Run, work: WorkFolder, layer: LayerReport, entry: TensorEntry) -> TensorPlan:
     def make() -> torch.Tensor:
-        weight = _composed(run, work, layer)
+        weight = read_layer_weight(work, layer, run.dtype)
         module = run.architecture.model.get_submodule(layer.name)
         return weight.T if type(module) is Conv1D else weight
 
@@ -342,21 +342,10 @@ def _plan_experts(
     def make() -> torch.Tensor:
         fused = entry.read().to(run.dtype)
         for stored, layer in layers:
-            stored.part.of(fused.view(-1, *stored.expert.shape)).copy_(_composed(run, work, layer))
+            stored.part.of(fused.view(-1, *stored.expert.shape)).copy_(read_layer_weight(work, layer, run.dtype))
         return fused
 
     return plan_tensor(entry.key, run.dtype, entry.shape, make)
-
-
-def _composed(run: Run, work: WorkFolder, layer: LayerReport) -> torch.Tensor:
-    return read_dense_weight(
-        work,
-        layer.name,
-        (layer.d_in, layer.d_out),
-        rank=layer.rank,
-        dictionary_owner=layer.dictionary,
-        dtype=run.dtype,
-    )
 
 
 def _dictionary_owner(layer: LayerReport) -> str | None:

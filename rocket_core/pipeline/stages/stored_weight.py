@@ -13,6 +13,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.healing_state import HealingState
 from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.report.schema import LayerReport
 from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockType
 
 
@@ -118,6 +119,18 @@ def read_dense_weight(
     exponent = owner_codes.dictionary_exponent
     atoms = _decoded(tensors, "weight_u", (rank, d_in), owner_codes, exponent, name, dtype)
     return compose_weight(atoms, coefficients, dtype)
+
+
+def read_layer_weight(work: WorkFolder, layer: LayerReport, dtype: torch.dtype) -> Float[Tensor, "d_out d_in"]:
+    """Return the dense weight of a compressed layer of a report; see `read_dense_weight`."""
+    return read_dense_weight(
+        work,
+        layer.name,
+        (layer.d_in, layer.d_out),
+        rank=layer.rank,
+        dictionary_owner=layer.dictionary,
+        dtype=dtype,
+    )
 
 
 def install_weight(run: Run, work: WorkFolder, unit: CompressionUnit, name: str, module: nn.Module) -> None:

@@ -40,7 +40,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.result_faults import naming_faults
 from rocket_core.pipeline.stages.export import check_weights
-from rocket_core.pipeline.stages.stored_weight import read_dense_weight
+from rocket_core.pipeline.stages.stored_weight import read_layer_weight
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerReport
 
@@ -169,14 +169,7 @@ class _Expected:
             )
 
     def _weight(self, layer: LayerReport) -> Tensor:
-        return read_dense_weight(
-            self.work,
-            layer.name,
-            (layer.d_in, layer.d_out),
-            rank=layer.rank,
-            dictionary_owner=layer.dictionary,
-            dtype=self.dtype,
-        )
+        return read_layer_weight(self.work, layer, self.dtype)
 
 
 def _tolerance(dtype: torch.dtype) -> float:

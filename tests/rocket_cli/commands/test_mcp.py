@@ -289,8 +289,8 @@ def test_over_http_each_agent_acts_with_its_own_key(service, server, mode):
         watched = {"job_id": state["job_id"], "wait_seconds": 0}
         assert called(address, "watch", watched, headers["bob"], mode)[0] is False
         assert "no job" in called(address, "watch", watched, headers["alice"], mode)[1]
-        for nobody in ({}, {"Authorization": owned["alice"]}, {"Authorization": f"Basic {owned['alice']}"}):
-            is_error, text = called(address, "models", {}, nobody, mode)
+        for headers in ({}, {"Authorization": owned["alice"]}, {"Authorization": f"Basic {owned['alice']}"}):
+            is_error, text = called(address, "models", {}, headers, mode)
             assert (is_error, "requires an API key; send `Authorization: Bearer" in text) == (True, True)
         wrong = {"Authorization": f"Bearer rk_{'0' * 16}_{'0' * 64}"}
         assert "unknown, expired or revoked" in called(address, "models", {}, wrong, mode)[1]

@@ -78,10 +78,12 @@ def test_the_token_is_not_stored(client, context, job, alice):
 def test_only_owners_who_may_write_create_and_end_links(client, context, job, alice, bearer, recorded):
     url = client.post(f"{job}/link", json={}, headers=alice).json()["url"]
     before = recorded()
-    for nobody in (bearer("bob"), {}):
+    for headers in (bearer("bob"), {}):
         for method in ("POST", "GET", "DELETE"):
-            answer = client.request(method, f"{job}/link", headers=nobody, **({"json": {}} if method == "POST" else {}))
-            assert answer.status_code == (404 if nobody else 401)
+            answer = client.request(
+                method, f"{job}/link", headers=headers, **({"json": {}} if method == "POST" else {})
+            )
+            assert answer.status_code == (404 if headers else 401)
     assert client.get(url).status_code == 200
     assert recorded() == before
 
