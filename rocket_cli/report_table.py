@@ -124,7 +124,7 @@ def print_report(
 def _print_loadings(console: Console, exports: Sequence[ExportReport]) -> None:
     for export in exports:
         faulty = export.loading is not None and export.loading.anomaly is not None
-        console.print(f"{export.kind}: {export.loading_text}", style="bold red" if faulty else "")
+        console.print(f"{export.kind} export: {export.loading_text}", style="bold red" if faulty else "")
 
 
 def print_export(export: ExportReport, output: Path, report: CompressionReport | None) -> None:

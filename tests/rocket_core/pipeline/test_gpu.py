@@ -67,7 +67,7 @@ CASES = {
     "embeddings": BYTES | {"kinds": ("quantized",), "include": ("embeddings",), "code_bits": 4, "bits": 5.0},
     "calibrated twice": FAST | BLOCK | {"statistics_quota_bytes": 0, "kinds": ("factored",)},
     "float16": FAST | BLOCK | {"dtype": "float16", "kinds": ("factored", "sparse")},
-    "vllm": BYTES | {"engine": "vllm", "bits": 8.5, "dtype": "bfloat16", "export": ("compressed-tensors", "dense")},
+    "vllm": BYTES | {"engine": "vllm", "bits": 6.0, "dtype": "bfloat16", "export": ("compressed-tensors", "dense")},
     "llama.cpp": BYTES | {"engine": "llama.cpp", "bits": 15.0, "export": ("gguf", "dense")},
 }
 # What these show, others show as well.
@@ -111,7 +111,8 @@ def both(accelerator, tmp_path):
             chosen = config.model_copy(update={"device": device.type})
             with sdpa_kernel(SDPBackend.MATH):
                 reports[device] = compress(str(model), tmp_path / device.type, chosen)
-        assert_alike(*reports.values(), 1e-3 if strict else 0.05)
+        # In half precision most codes of these small layers differ, and their errors are only equal on average.
+        assert_alike(*reports.values(), 1e-3 if strict else 0.15 if half else 0.05)
         for kind in set(config.export) & {"rocket", "dense"}:
             found = outputs(tmp_path / accelerator.type / kind, CPU)
             expected = outputs(tmp_path / CPU.type / kind, CPU)

@@ -32,7 +32,7 @@ def test_the_tests_for_gpus_pass_on_a_simulated_device(chosen, least, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=1800,
     )
 
     summary = done.stdout.rstrip().rpartition("\n")[2]
