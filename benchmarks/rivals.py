@@ -36,6 +36,7 @@ from rocket_core.engines import ENGINES
 from rocket_core.evaluation import evaluate_text
 from rocket_core.models.architecture import build_architecture, read_config
 from rocket_core.pipeline import ProfileCache
+from rocket_core.system.files import lock
 
 PROGRAMS = Path(__file__).parent / "rival_programs"
 GROUP_SIZE = 32
@@ -98,20 +99,26 @@ def interpreter(rival: Rival, environments: Path) -> Path:
         RivalFailedError: pip finds no set of packages with this version of torch.
     """
     folder = environments / rival.program.removesuffix(".py")
-    python = folder / "bin" / "python"
-    finished = folder / ".finished"
-    if not finished.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        venv.create(folder, with_pip=True, clear=True)
-        torch_version = version("torch").partition("+")[0]
-        constraint = folder / "constraint.txt"
-        constraint.write_text(f"torch=={torch_version}\n")
-        install = [str(python), "-m", "pip", "install", "-q", "-c", str(constraint), *rival.requirement.split()]
-        planned = output_of([*install, "--dry-run", "--report", str(folder / "plan.json")])
-        check_plan(json.loads((folder / "plan.json").read_text()), version("torch"), planned)
-        output_of(install)
-        finished.touch()
-    return python
+    environments.mkdir(parents=True, exist_ok=True)
+    # Two programs that made it at once would clear what the other has installed.
+    with folder.with_suffix(".lock").open("w") as lock_file:
+        lock(lock_file.fileno(), wait=True)
+        if not (folder / ".finished").exists():
+            _make_environment(rival, folder)
+    return folder / "bin" / "python"
+
+
+def _make_environment(rival: Rival, folder: Path) -> None:
+    venv.create(folder, with_pip=True, clear=True)
+    torch_version = version("torch").partition("+")[0]
+    constraint = folder / "constraint.txt"
+    constraint.write_text(f"torch=={torch_version}\n")
+    python = str(folder / "bin" / "python")
+    install = [python, "-m", "pip", "install", "-q", "-c", str(constraint), *rival.requirement.split()]
+    planned = output_of([*install, "--dry-run", "--report", str(folder / "plan.json")])
+    check_plan(json.loads((folder / "plan.json").read_text()), version("torch"), planned)
+    output_of(install)
+    (folder / ".finished").touch()
 
 
 def check_plan(plan: Mapping[str, Any], torch_version: str, output: str) -> None:
