@@ -15,11 +15,14 @@ import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from vllm.config import ModelConfig, get_current_vllm_config
+from vllm.model_executor.kernels.linear import choose_mp_linear_kernel
+from vllm.model_executor.kernels.linear.mixed_precision.cpu import CPUWNA16LinearKernel
+from vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel import MPLinearLayerConfig
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.platforms import current_platform
+from vllm.scalar_type import scalar_types
 
 from rocket_core.errors import InvalidConfigError
 from rocket_core.exports.exact_formats import compressed_tensors_config
@@ -28,8 +31,8 @@ from rocket_core.exports.stored_artifact import StoredArtifact, open_artifact
 from rocket_core.layers import QUANT_METHOD
 
 _ALL_DENSE = {"format": "pack-quantized", "config_groups": {}, "ignore": ["re:.*"]}
-# vLLM's kernels for CPUs take no codes of 8 bits.
-_WIDEST, _WIDEST_ON_CPUS = 8, 4
+_TYPES = {8: scalar_types.uint8b128, 4: scalar_types.uint4b8}
+_SIDE, _GROUP = 1024, 128
 
 
 class RocketQuantization(CompressedTensorsConfig):  # type: ignore[misc]  # vLLM is not installed where types are checked
@@ -84,7 +87,19 @@ def register() -> None:
 
 
 def _widest() -> int:
-    return _WIDEST_ON_CPUS if current_platform.is_cpu() else _WIDEST
+    """Return the bits of the widest codes that this machine has a kernel for; 0 for none."""
+    return next((bits for bits in _TYPES if _has_kernel(bits)), 0)
+
+
+def _has_kernel(bits: int) -> bool:
+    shape = (_SIDE, _SIDE)
+    layer = MPLinearLayerConfig(shape, shape, _TYPES[bits], torch.bfloat16, _GROUP, zero_points=False)
+    try:
+        kernel = choose_mp_linear_kernel(layer)
+    except ValueError:
+        return False
+    # vLLM chooses this one also where the CPU lacks its instructions.
+    return kernel is not CPUWNA16LinearKernel or hasattr(torch.ops._C, "cpu_gemm_wna16")
 
 
 def _opened(model: str, revision: str | None) -> StoredArtifact:
