@@ -4,6 +4,7 @@ import functools
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import assert_never
 
 import torch
@@ -76,7 +77,7 @@ def export_artifact(
 def _write(artifact: StoredArtifact, folder: Path, kind: LaterExport, on_step: _Report) -> int:
     match kind:
         case "dense":
-            plans, quantization = list(_dense_plans(artifact)), None
+            plans, quantization = list(plan_dense(artifact)), None
         case "compressed-tensors":
             exact_formats.check_readable(artifact, "vllm")
             formats = exact_formats.code_formats(artifact)
@@ -106,11 +107,21 @@ def _check_disk(needed: int, folder: Path) -> None:
         )
 
 
-def _dense_plans(artifact: StoredArtifact) -> Iterator[TensorPlan]:
+def plan_dense(
+    artifact: StoredArtifact, planned: Mapping[str, Callable[[], Iterable[TensorPlan]]] = MappingProxyType({})
+) -> Iterator[TensorPlan]:
+    """Plan the tensors of the whole model, with stock names and shapes.
+
+    Args:
+        artifact: the artifact.
+        planned: plans other tensors for some stored layers, which belong to no expert.
+    """
     fused = _fused_experts(artifact)
     inner = {part for parameter in fused.values() for part in parameter.parts}
 
     def plan(name: str) -> Iterable[TensorPlan]:
+        if name in planned:
+            return planned[name]()
         if f"{name}.weight" in inner:
             return []
         make = functools.partial(artifact.dense_weight, name)

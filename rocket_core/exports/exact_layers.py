@@ -12,8 +12,8 @@ from rocket_core.sizes.block_types import BLOCK_FORMATS, BlockFormat, BlockType
 
 # Types with one scale for a block and nothing else, by rising bytes.
 PLAIN_TYPES: tuple[BlockType, ...] = ("Q4_0", "Q5_0", "Q8_0")
-# Layers that vLLM runs as one, by the ends of their names.
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers that vLLM runs as one, by the ends of their names."""
 _WORD_BITS = 32
 
 
@@ -85,7 +85,7 @@ def unlike_neighbour(
     """
     for name, form in formats.items():
         stem, _, last = name.rpartition(".")
-        for part in (part for parts in _FUSED if last in parts for part in parts if part != last):
+        for part in (part for parts in FUSED if last in parts for part in parts if part != last):
             other = f"{stem}.{part}"
             if exists(other) and formats.get(other) != form:
                 return name, other

@@ -123,7 +123,7 @@ def _vllm_cache(shape: ContextShape, fit: MemoryFit) -> int:
     layers, windowed = shape.full_layers, shape.window_layers
     if layers and windowed:
         # Layers are grouped so that all groups have as many, the last one of each kind filled up.
-        size = max(layers, windowed) if max(layers, windowed) < 1.25 * min(layers, windowed) else min(layers, windowed)
+        size = max(layers, windowed) if max(layers, windowed) < 1.5 * min(layers, windowed) else min(layers, windowed)
         layers, windowed = _up(layers, size), _up(windowed, size)
     return fit.batch * shape.token_numbers * bits // 8 * (full * layers + window * windowed)
 

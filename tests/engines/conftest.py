@@ -14,7 +14,8 @@ from rocket_core.config import compression_config
 from rocket_core.evaluation.models import load_model, open_model
 from rocket_core.pipeline import compress
 
-MODEL = Path(__file__).parents[2] / "examples" / "tiny-llama"
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "examples" / "tiny-llama"
 PROGRAMS = Path(__file__).parent / "programs"
 PROMPTS = ("If the file does not exist, the module raises an error and", "The dict type")
 TEMPLATE = (

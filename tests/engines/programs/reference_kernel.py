@@ -1,4 +1,6 @@
-"""A plugin of vLLM that adds what its CPU kernels lack: codes of 8 bits, decoded once, then a dense product.
+"""A plugin of vLLM that adds what its CPU kernels lack: codes of 8 bits, and of 4 bits where a CPU has no AVX-512.
+
+They are decoded once, and multiplied as a dense weight.
 
 On GPUs vLLM has kernels for them; this shows that it reads the files, not how fast it is.
 """
@@ -11,7 +13,7 @@ from vllm.scalar_type import scalar_types
 
 
 class ReferenceKernel(MPLinearKernel):
-    """Codes of 8 bits with an offset of 128 and one scale for each group."""
+    """Codes of 4 or 8 bits with an offset of half of their range and one scale for each group."""
 
     @classmethod
     def get_min_capability(cls) -> int:
@@ -20,14 +22,18 @@ class ReferenceKernel(MPLinearKernel):
 
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
-        """Take symmetric codes of 8 bits."""
-        return c.weight_type == scalar_types.uint8b128 and not c.zero_points, "it takes symmetric codes of 8 bits"
+        """Take symmetric codes."""
+        taken = c.weight_type in (scalar_types.uint4b8, scalar_types.uint8b128) and not c.zero_points
+        return taken, "it takes symmetric codes of 4 or 8 bits"
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Decode the weight."""
         packed, scales, _ = self._get_weight_params(layer)
-        codes = packed.data.contiguous().view(torch.uint8).to(scales.dtype) - 128
-        weight = codes.view(*scales.shape, -1) * scales.data[:, :, None]
+        codes = packed.data.contiguous().view(torch.uint8)
+        if self.config.weight_type == scalar_types.uint4b8:
+            codes = torch.stack((codes & 15, codes >> 4), dim=-1)
+        offset = 8 if self.config.weight_type == scalar_types.uint4b8 else 128
+        weight = (codes.to(scales.dtype) - offset).view(*scales.shape, -1) * scales.data[:, :, None]
         layer.decoded = torch.nn.Parameter(weight.flatten(1), requires_grad=False)
 
     def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

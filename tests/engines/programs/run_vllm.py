@@ -1,6 +1,6 @@
-"""Run a model with vLLM on a CPU, with nothing of Rocket installed, and print what it answers as JSON.
+"""Run a model with vLLM on a CPU, and print what it answers as JSON.
 
-python run_vllm.py FOLDER PROMPT PROMPT
+python run_vllm.py FOLDER LOAD_FORMAT PROMPT PROMPT
 """
 
 import json
@@ -13,8 +13,8 @@ TOKENS = 12
 
 def main() -> None:
     """Answer both prompts alone and as a batch."""
-    folder, *prompts = sys.argv[1:]
-    llm = LLM(model=folder, max_model_len=128, enforce_eager=True, seed=0)
+    folder, load_format, *prompts = sys.argv[1:]
+    llm = LLM(model=folder, load_format=load_format, max_model_len=128, enforce_eager=True, seed=0)
     tokenizer = llm.get_tokenizer()
     sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=1)
     alone = [llm.generate([prompt], sampling)[0] for prompt in prompts]

@@ -63,8 +63,8 @@ def test_vllm_keeps_blocks_of_tokens_and_groups_of_layers():
     assert cache_bytes(llama, asked(1000, batch=3, kv_bits=8), "vllm", 2) == 3 * 7 * 1008 * 2 * 32
     # A window of 100, and the 2048 tokens that are computed at once, in blocks of 16 with one more.
     assert cache_bytes(context_shape(GEMMA), asked(8000), "vllm", 2) == (8000 + 6 * (2160 + 16)) * 2 * 32 * 2
-    # 2 layers that keep all and 8 with a window are 5 groups of 2; 6 and 5 are two groups of 6.
-    for full, windowed, kept in ((2, 8, 2 * 8000 + 8 * 2176), (2, 7, 2 * 8000 + 8 * 2176), (6, 5, 6 * (8000 + 2176))):
+    # 2 layers that keep all and 8 with a window are 5 groups of 2; 7 and 5 are two groups of 7.
+    for full, windowed, kept in ((2, 8, 2 * 8000 + 8 * 2176), (2, 7, 2 * 8000 + 8 * 2176), (7, 5, 7 * (8000 + 2176))):
         types = ["full_attention"] * full + ["sliding_attention"] * windowed
         shape = context_shape(GEMMA | {"layer_types": types, "num_hidden_layers": len(types)})
         assert cache_bytes(shape, asked(8000), "vllm", 2) == kept * 2 * 32 * 2
