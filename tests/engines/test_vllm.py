@@ -1,7 +1,7 @@
 """Exports for vLLM in vLLM on a CPU, which has nothing of Rocket installed: greedy tokens and their probabilities.
 
 Prompts are answered alone, as a batch, and by its OpenAI server over HTTP, with the chat template. vLLM's CPU kernels
-take codes of 4 bits alone: for those of 8 bits, a reference kernel is registered as a plugin.
+take integer codes of 4 bits and FP8: for integers of 8 bits and NVFP4, reference kernels are registered as a plugin.
 """
 
 import json
@@ -31,6 +31,8 @@ pytestmark = pytest.mark.engines
 # vLLM computes in bfloat16.
 TOLERANCE = 0.2
 BITS = (4.4, 5.0)
+# Inputs that differ by its rounding are rounded to FP8 differently as well.
+FORMATS = (*(("vllm", bits, TOLERANCE) for bits in BITS), ("vllm-fp8", 8.2, 0.5), ("vllm-nvfp4", 6.0, 0.5))
 
 
 @pytest.fixture
@@ -86,9 +88,9 @@ def served(folder, environment, log):
         server.wait(timeout=60)
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_vllm_computes_our_reconstruction(exported, environment, bits):
-    folder = exported("vllm", "compressed-tensors", bits=bits)
+@pytest.mark.parametrize(("engine", "bits", "tolerance"), FORMATS)
+def test_vllm_computes_our_reconstruction(exported, environment, engine, bits, tolerance):
+    folder = exported(engine, "compressed-tensors", bits=bits)
     found = answers_of([str(python_of("vllm")), str(PROGRAMS / "run_vllm.py"), str(folder), *PROMPTS], environment)
     agree_on_prompts(folder, found)
     model = own_model(folder)
@@ -96,9 +98,9 @@ def test_vllm_computes_our_reconstruction(exported, environment, bits):
         found["ids"], found["tokens"], found["chances"], found["batch"], strict=True
     ):
         own = log_chances(model, ids + tokens)[len(ids) - 1 : -1].gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        assert chances == pytest.approx(own.tolist(), abs=TOLERANCE)
+        assert chances == pytest.approx(own.tolist(), abs=tolerance)
         for answer in (tokens, together):
-            agree_on_tokens(model, ids, answer, TOLERANCE)
+            agree_on_tokens(model, ids, answer, tolerance)
 
 
 def test_vllm_serves_an_export_over_http(exported, environment, tmp_path):
