@@ -283,7 +283,7 @@ class Candidate(Resource):
     scale_bits: int | None = None
     """bits of a scale; None unless quantized."""
     block_type: str | None = None
-    """block type of llama.cpp or MLX, such as Q4_K or affine4_64, instead of the three before it; otherwise None."""
+    """block type such as Q4_K, affine4_64 or NVFP4, instead of the three before it; otherwise None."""
     kept_parameters: int
     """parameters that are left of the layer."""
     stored_bytes: int

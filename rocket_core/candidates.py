@@ -46,7 +46,7 @@ class Candidate(FrozenModel):
     scale_bits: ScaleBits | None = None
     """bits of a scale."""
     block_type: BlockType | None = None
-    """block type of llama.cpp or MLX, instead of bits, size of groups and bits of scales; otherwise None."""
+    """block type of llama.cpp, MLX or a GPU, instead of bits, size of groups and bits of scales; otherwise None."""
     kept_parameters: _Count
     """`rank * d_in + nnz`, `d_in * d_out` if dense or of codes, `nnz` if sparse; `nnz` alone where the dictionary
     belongs to another layer.

@@ -8,16 +8,16 @@ References:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator
 
-from rocket_core.sizes.block_types import BLOCK_TYPES, MLX_TYPES
+from rocket_core.sizes.block_types import BLOCK_TYPES, FLOAT_TYPES, MLX_TYPES
 from rocket_core.sizes.code_format import ANY_CODES, CodeChoices
 
-EngineName = Literal["rocket", "vllm", "llama.cpp", "mlx"]
+EngineName = Literal["rocket", "vllm", "vllm-fp8", "vllm-nvfp4", "llama.cpp", "mlx"]
 ExportKind = Literal["rocket", "dense", "compressed-tensors", "gguf", "mlx"]
 LaterExport = Literal["dense", "gguf", "compressed-tensors"]
 """Exports that can be made from a finished `rocket` one."""
@@ -119,6 +119,28 @@ VLLM = Engine(
 )
 """vLLM, which reads `pack-quantized` files of compressed-tensors."""
 
+VLLM_FP8 = replace(
+    VLLM,
+    name="vllm-fp8",
+    title="vLLM (FP8)",
+    codes=CodeChoices(bits=(), group_sizes=(), alone=True, blocks=("FP8",)),
+    experts_agree=None,
+    mixtures=(),
+    # Its dtype has a longer name in the header than others.
+    layer_bytes=3,
+)
+"""vLLM with FP8 weights and inputs (`float-quantized`), which GPUs from Ada and Hopper on multiply."""
+
+VLLM_NVFP4 = replace(
+    VLLM_FP8,
+    name="vllm-nvfp4",
+    title="vLLM (NVFP4)",
+    codes=CodeChoices(bits=(), group_sizes=(), alone=True, blocks=FLOAT_TYPES),
+    # weight_global_scale, and the name.
+    layer_bytes=7,
+)
+"""vLLM with layers of NVFP4 weights (`nvfp4-pack-quantized`) as well."""
+
 LLAMA_CPP = Engine(
     name="llama.cpp",
     title="llama.cpp",
@@ -154,5 +176,5 @@ MLX = Engine(
 PUSHED_FIRST: tuple[ExportKind, ...] = ("rocket", "gguf", "mlx", "compressed-tensors", "dense")
 """Exports by precedence: without a choice, the first that a job has is pushed to the Hub."""
 ENGINES: Mapping[EngineName, Engine] = MappingProxyType(
-    {engine.name: engine for engine in (ROCKET, VLLM, LLAMA_CPP, MLX)}
+    {engine.name: engine for engine in (ROCKET, VLLM, VLLM_FP8, VLLM_NVFP4, LLAMA_CPP, MLX)}
 )

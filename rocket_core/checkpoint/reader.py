@@ -32,7 +32,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 
 # Dtypes of codes and their scales, which plain torch arithmetic does not support.
-_SMALL_DTYPES = {
+SMALL_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
@@ -145,7 +145,7 @@ class DecodedEntry(TensorEntry):
         return replace(self, key=key, shape=self.shape[1:], parts=parts)
 
     def _decoded(self) -> torch.Tensor:
-        dtypes = DTYPES | _SMALL_DTYPES
+        dtypes = DTYPES | SMALL_DTYPES
         tensors = {ending: part.read_as(dtypes[part.dtype]) for ending, part in self.parts.items()}
         try:
             weight = DECODERS[self.coded.scheme.name](tensors, self.coded.options)

@@ -11,13 +11,13 @@ from typing import BinaryIO
 
 import torch
 
-from rocket_core.checkpoint.reader import DTYPES, TensorEntry
+from rocket_core.checkpoint.reader import DTYPES, SMALL_DTYPES, TensorEntry
 from rocket_core.inspection.files.safetensors_headers import INDEX_NAME
 from rocket_core.inspection.headers.header_size import ALIGNMENT, METADATA
 from rocket_core.system.devices import bytes_on_host
 from rocket_core.system.files import Opener, atomic_write
 
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_DTYPE_NAMES = {dtype: name for name, dtype in (DTYPES | SMALL_DTYPES).items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

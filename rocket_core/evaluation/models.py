@@ -260,8 +260,23 @@ def _load(loader: Any, path: Path, **options: Any) -> Any:
     return loaded
 
 
+def _decode_nvfp4(model: nn.Module) -> None:
+    """Decode layers of NVFP4, which compressed-tensors does in bfloat16 when they are used, whatever the model runs in.
+
+    They are the same numbers in any dtype.
+    """
+    for module in model.modules():
+        if "weight_global_scale" in module._parameters:
+            from compressed_tensors.compressors import decompress_module
+
+            decompress_module(module)
+            # So that nothing decodes it again.
+            del module.quantization_scheme
+
+
 def _prepared(loaded: Any, device: torch.device) -> PreTrainedModel:
     """Return a loaded model on a device, in the dtype that it runs in."""
+    _decode_nvfp4(loaded)
     model = cast("PreTrainedModel", nn.Module.to(loaded, device))
     dtype = compute_dtype(model.dtype, device)
     if dtype != model.dtype:

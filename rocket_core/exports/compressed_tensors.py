@@ -1,6 +1,6 @@
-"""Quantized layers as compressed-tensors stores them: `pack-quantized`, read by vLLM and by `transformers`.
+"""Quantized layers as compressed-tensors stores them, read by vLLM and by `transformers`.
 
-A layer L has the tensors
+A layer of integer codes (`pack-quantized`) L has the tensors
 
 - `L.weight_packed`: codes + 2^(bits - 1) of an output in words of 32 bits, the first input in the lowest bits,
 - `L.weight_scale`: a scale for each output and group, in the model's dtype,
@@ -22,7 +22,9 @@ from transformers import PreTrainedModel
 from rocket_core.candidates import PACKED_NAMES
 from rocket_core.checkpoint import TensorPlan, plan_tensor
 from rocket_core.experts import expert_projection, unfused_modules
+from rocket_core.exports import float_tensors
 from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.sizes.block_types import BlockType
 from rocket_core.sizes.code_format import CodeFormat
 
 QUANT_METHOD = "compressed-tensors"
@@ -71,7 +73,7 @@ def plan_layer(
 
 
 def model_config(
-    model: PreTrainedModel, formats: Mapping[str, tuple[CodeFormat, int]], disk_name: Callable[[str], str]
+    model: PreTrainedModel, formats: Mapping[str, tuple[CodeFormat | BlockType, int]], disk_name: Callable[[str], str]
 ) -> dict[str, Any] | None:
     """Return the `quantization_config` of a whole model; None if all of its layers are dense.
 
@@ -89,7 +91,7 @@ def model_config(
 
 
 def quantization_config(
-    formats: Mapping[str, tuple[CodeFormat, int]], dense: Sequence[str], *, experts: Collection[str] = ()
+    formats: Mapping[str, tuple[CodeFormat | BlockType, int]], dense: Sequence[str], *, experts: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return the `quantization_config` of `config.json`: a group of layers for each format.
 
@@ -105,19 +107,17 @@ def quantization_config(
         experts: which of all these are layers of experts; those in `formats` have the same bits and size of groups.
     """
     widest = max((d_in for name, (_, d_in) in formats.items() if name in experts), default=0)
-    schemes: dict[tuple[int, int], list[str]] = {}
-    for name, (code_format, d_in) in formats.items():
-        group = -1 if code_format.group_size >= (widest if name in experts else d_in) else code_format.group_size
-        schemes.setdefault((code_format.bits, group), []).append(name)
-    ordered = sorted(schemes.items(), key=lambda scheme: (-scheme[0][0], scheme[0][1]))
+    schemes: dict[tuple[int, int] | BlockType, list[str]] = {}
+    for name, (form, d_in) in formats.items():
+        schemes.setdefault(_key(form, widest if name in experts else d_in), []).append(name)
+    groups = [{"targets": _patterned(targets, experts), **_scheme(key)} for key, targets in schemes.items()]
+    groups.sort(key=lambda group: (-group["weights"]["num_bits"], group["weights"]["group_size"] or 0))
+    kinds = {group["format"] for group in groups}
     return {
         "quant_method": QUANT_METHOD,
-        "format": _FORMAT,
+        "format": kinds.pop() if len(kinds) == 1 else "mixed-precision",
         "quantization_status": "compressed",
-        "config_groups": {
-            f"group_{number}": _scheme(bits, group, _patterned(targets, experts))
-            for number, ((bits, group), targets) in enumerate(ordered)
-        },
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
         "ignore": _patterned(dense, experts),
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
@@ -139,9 +139,18 @@ def _patterned(names: Sequence[str], experts: Collection[str]) -> list[str]:
     return others if len(others) == len(names) else [*others, _EXPERTS]
 
 
-def _scheme(bits: int, group: int, targets: list[str]) -> dict[str, Any]:
+def _key(form: CodeFormat | BlockType, d_in: int) -> tuple[int, int] | BlockType:
+    """Return what layers of one group have in common."""
+    if isinstance(form, str):
+        return form
+    return form.bits, -1 if form.group_size >= d_in else form.group_size
+
+
+def _scheme(key: tuple[int, int] | BlockType) -> dict[str, Any]:
+    if isinstance(key, str):
+        return float_tensors.scheme(key)
+    bits, group = key
     return {
-        "targets": targets,
         "weights": {
             "num_bits": bits,
             "type": "int",

@@ -1,4 +1,4 @@
-"""Bytes of weights under block types: those of llama.cpp's files, and in a work folder those of MLX."""
+"""Bytes of weights under block types: those of llama.cpp's files, and in a work folder those of MLX and of GPUs."""
 
 import functools
 import operator
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Int16, UInt8
+from jaxtyping import Int, Int16, UInt8
 from torch import Tensor
 
 from rocket_core.linalg.block_codes import HALVES, BlockScales, BlockWeight
+from rocket_core.linalg.code_grids import Levels
 from rocket_core.sizes.block_types import BLOCK_FORMATS, MLX_TYPES, BlockFormat, BlockType
 
 _Source = Literal["codes", "scales", "minima"]
@@ -135,6 +136,8 @@ _LAYOUTS: dict[BlockType, tuple[str | _Run, ...]] = {
         _D,
     ),
     "Q2_K": ((_Bits("scales", 4, 1, 16), _Bits("minima", 4, 1, 16, at=4)), _CRUMBS, _D, _E),
+    "FP8": (_D, (_Bits("codes", 8, 1, 16),)),
+    "NVFP4": (_D, (_Bits("codes", 4, 2, 8, interleaved=True),)),
     **{name: (_D, _E, (_Stream((len(BLOCK_FORMATS[name].levels) - 1).bit_length()),)) for name in MLX_TYPES},
 }
 
@@ -154,6 +157,7 @@ def unpack_blocks(packed: UInt8[Tensor, "d_out row_bytes"], block_type: BlockTyp
     """
     block_format = BLOCK_FORMATS[block_type]
     d_out, row_bytes = packed.shape
+    block_format = block_format.of_row(row_bytes - block_format.block_bytes)
     d_in = row_bytes // block_format.block_bytes * block_format.block_size
     parts = [_unpack(packed[columns], block_format) for columns in _parts(d_in, d_out)]
 
@@ -180,15 +184,15 @@ def _pack(rounded: BlockWeight, columns: slice) -> UInt8[Tensor, "outputs row_by
 
     def by_block(integers: Tensor) -> Tensor:
         per_block = block_format.block_size * len(integers) // len(rounded.codes)
-        return integers[:, columns].cpu().T.to(torch.int16).contiguous().view(-1, per_block)
+        return integers[:, columns].cpu().T.contiguous().view(-1, per_block)
 
     integers = {
         "codes": _stored_codes(by_block(rounded.codes), block_format),
-        "scales": by_block(scales.group_scales) - _stored_zero(block_format),
+        "scales": by_block(scales.group_scales).to(torch.int16) - _stored_zero(block_format),
     }
     halves = {_D: scales.block_scales}
     if scales.group_minima is not None and scales.block_minima is not None:
-        integers["minima"] = by_block(scales.group_minima)
+        integers["minima"] = by_block(scales.group_minima).to(torch.int16)
         # Types without integers store the minimum itself.
         halves[_E] = scales.block_minima if block_format.groups_per_block > 1 else -scales.block_minima
     fields = []
@@ -211,15 +215,16 @@ def _unpack(packed: UInt8[Tensor, "outputs row_bytes"], block_format: BlockForma
     position = 0
     for field in _LAYOUTS[block_format.name]:
         if isinstance(field, str):
-            found[field] = blocks[:, position : position + 2].contiguous().view(HALVES[block_format.halves])
-            position += 2
+            dtype = HALVES[block_format.halves]
+            found[field] = blocks[:, position : position + dtype.itemsize].contiguous().view(dtype)
+            position += dtype.itemsize
             continue
         size = field[0].pack(found[field[0].source]).shape[1]
         run = blocks[:, position : position + size].to(torch.int16)
         for bits in field:
             bits.unpack(run, found[bits.source])
         position += size
-    found["codes"] = _codes(found["codes"], block_format).to(torch.int8)
+    found["codes"] = _codes(found["codes"], block_format)
     if groups == 1:
         found["scales"], found["minima"] = torch.ones_like(found["scales"]), torch.ones_like(found["minima"])
         if _E in found:
@@ -237,16 +242,28 @@ def _stored_zero(block_format: BlockFormat) -> int:
     return smallest if -128 < smallest < 0 else 0
 
 
-def _stored_codes(codes: Int16[Tensor, "blocks size"], block_format: BlockFormat) -> Int16[Tensor, "blocks size"]:
+def _stored_codes(codes: Int[Tensor, "blocks size"], block_format: BlockFormat) -> Int16[Tensor, "blocks size"]:
     """Return what is stored for each level."""
     levels = block_format.levels
     if block_format.name == "Q8_0":
-        return codes
-    return torch.searchsorted(torch.tensor(levels, dtype=torch.int16), codes).to(torch.int16)
+        return codes.to(torch.int16)
+    places = torch.searchsorted(torch.tensor(levels, dtype=codes.dtype), codes).to(torch.int16)
+    if not block_format.floating:
+        return places
+    signed = places - len(levels) // 2
+    return torch.where(signed < 0, _sign_bit(block_format) - signed, signed)
 
 
-def _codes(stored: Int16[Tensor, "blocks size"], block_format: BlockFormat) -> Tensor:
+def _codes(stored: Int16[Tensor, "blocks size"], block_format: BlockFormat) -> Int[Tensor, "blocks size"]:
     """Return the level of each stored number."""
     if block_format.name == "Q8_0":
         return stored.to(torch.uint8).view(torch.int8)
-    return torch.tensor(block_format.levels, dtype=torch.int8)[stored.long()]
+    levels, places = block_format.levels, stored.long()
+    if block_format.floating:
+        sign = _sign_bit(block_format)
+        places = torch.where(places < sign, places, sign - places) + len(levels) // 2
+    return torch.tensor(levels, dtype=Levels.of(levels).dtype)[places]
+
+
+def _sign_bit(block_format: BlockFormat) -> int:
+    return 1 << (len(block_format.levels) // 2).bit_length()

@@ -1,11 +1,11 @@
-"""Weights under a block type of llama.cpp: integer codes, and scales exactly as the type stores them."""
+"""Weights under a block type: integer codes, and scales exactly as the type stores them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int8
+from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
 from rocket_core.linalg.code_grids import Levels
@@ -59,7 +59,7 @@ class BlockScales:
         offsets = self.offsets(weight.dtype)
         return weight if offsets is None else weight + offsets.repeat_interleave(self.format.group_size, dim=0)
 
-    def rounded(self, codes: Int8[Tensor, "d_in d_out"]) -> "BlockWeight":
+    def rounded(self, codes: Int[Tensor, "d_in d_out"]) -> "BlockWeight":
         """Return the weight with these codes."""
         return BlockWeight(codes=codes, scales=self)
 
@@ -80,7 +80,7 @@ class BlockWeight:
         scales: the scales.
     """
 
-    codes: Int8[Tensor, "d_in d_out"]
+    codes: Int[Tensor, "d_in d_out"]
     scales: BlockScales
 
     @property
@@ -121,17 +121,25 @@ class BlockWeight:
 
 def in_half(values: Float[Tensor, "*shape"], block_format: BlockFormat) -> Float[Tensor, "*shape"]:
     """Round scales to what blocks store; none becomes zero, so that every code has a meaning, and none infinite."""
-    most = torch.finfo(torch.float16).max
-    return values.abs().clamp(_LEAST_HALF, most).copysign(values).to(HALVES[block_format.halves])
+    least, most = block_format.limits
+    values = values / block_format.unit
+    within = values.clamp(least, most) if block_format.floating else values.abs().clamp(least, most).copysign(values)
+    return within.to(HALVES[block_format.halves])
 
 
-HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-# The smallest positive number in float16.
-_LEAST_HALF = 2.0**-24
+def from_half(
+    halves: Float[Tensor, "*shape"], block_format: BlockFormat, dtype: torch.dtype
+) -> Float[Tensor, "*shape"]:
+    """Return the scales that blocks store, which float32 holds exactly."""
+    return halves.to(dtype) * block_format.unit
+
+
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}
 _TENSORS = ("block_scales", "group_scales", "block_minima", "group_minima")
 
 
 def _products(
     halves: Float[Tensor, "blocks d_out"], integers: Int8[Tensor, "groups d_out"], block_format: BlockFormat
 ) -> Float[Tensor, "groups d_out"]:
-    return halves.float().repeat_interleave(block_format.groups_per_block, dim=0) * integers
+    scales = from_half(halves, block_format, torch.float32)
+    return scales.repeat_interleave(block_format.groups_per_block, dim=0) * integers

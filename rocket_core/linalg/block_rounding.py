@@ -1,4 +1,4 @@
-"""Rounding of a weight to a block type of llama.cpp, with the least error of the layer's output.
+"""Rounding of a weight to a block type, with the least error of the layer's output.
 
 The scales are found first, as the type stores them. Codes are then rounded under them by the algorithms of
 `rocket_core.linalg.rounding`, and codes and scales are improved by turns.
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.linalg.block_codes import HALVES, BlockScales, BlockWeight, in_half
+from rocket_core.linalg.block_codes import BlockScales, BlockWeight, from_half, in_half
 from rocket_core.linalg.block_scales import search_block_scales, whole_minima, whole_scales
 from rocket_core.linalg.rounding import RoundingGram, improve, start
 from rocket_core.sizes.block_types import BlockFormat
@@ -62,13 +62,12 @@ def refit_block_scales(
             block.refit(matrix[inputs, inputs], slope[inputs])
             slope.addmm_(matrix[:, inputs], block.weight().sub_(before), alpha=-1)
     scales, minima = rounded.scales, [block.minimum for block in blocks]
-    halves = HALVES[block_format.halves]
     return BlockWeight(
         codes=rounded.codes,
         scales=BlockScales(
-            block_scales=torch.stack([block.scale for block in blocks]).to(halves),
+            block_scales=in_half(torch.stack([block.scale for block in blocks]), block_format),
             group_scales=torch.cat([block.scales for block in blocks]).to(torch.int8),
-            block_minima=None if scales.block_minima is None else torch.stack(minima).to(halves),
+            block_minima=None if scales.block_minima is None else in_half(torch.stack(minima), block_format),
             group_minima=None
             if scales.group_minima is None
             else torch.cat([block.minima for block in blocks]).to(torch.int8),
@@ -83,7 +82,7 @@ class _Block:
 
     Attributes:
         codes: the codes, shifted.
-        scale, minimum: d and e; e is zero if the type has no minima.
+        scale, minimum: what d and e mean; e is zero if the type has no minima.
         scales, minima: s and m of each group.
         format: the block type.
     """
@@ -108,7 +107,7 @@ class _Block:
         return [
             cls(
                 codes=codes[number].to(dtype) + block_format.shift,
-                scale=scales.block_scales[number].to(dtype),
+                scale=from_half(scales.block_scales[number], block_format, dtype),
                 scales=group_scales[number],
                 minimum=minimum[number].to(dtype),
                 minima=minima.view(-1, groups, d_out)[number].to(dtype),
@@ -136,14 +135,17 @@ class _Block:
                 for group in range(self.format.groups_per_block):
                     self._refit_group(group, matrix, slope)
             direction = (self.codes * self.scales[:, None]).flatten(0, 1)
-            found = in_half(self.scale + _best_change(direction, matrix, slope), self.format).to(slope.dtype)
+            found = self._storable(self.scale + _best_change(direction, matrix, slope))
             slope.addmm_(matrix, direction.mul_(found - self.scale), alpha=-1)
             self.scale = found
             if self.format.has_minima:
                 direction = -self.minima.repeat_interleave(self.format.group_size, dim=0)
-                found = in_half(self.minimum + _best_change(direction, matrix, slope), self.format).to(slope.dtype)
+                found = self._storable(self.minimum + _best_change(direction, matrix, slope))
                 slope.addmm_(matrix, direction.mul_(found - self.minimum), alpha=-1)
                 self.minimum = found
+
+    def _storable(self, scales: Float[Tensor, " d_out"]) -> Float[Tensor, " d_out"]:
+        return from_half(in_half(scales, self.format), self.format, scales.dtype)
 
     def _refit_group(
         self, group: int, matrix: Float[Tensor, "inputs inputs"], slope: Float[Tensor, "inputs d_out"]

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
-from rocket_core.linalg.block_codes import BlockScales, in_half
+from rocket_core.linalg.block_codes import BlockScales, from_half, in_half
 from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.kernels import for_device
 from rocket_core.sizes.block_types import BlockFormat
@@ -113,6 +113,7 @@ def search_block_scales(
         importance: h, >= 0, for instance the diagonal of the Gram matrix.
         block_format: the block type.
     """
+    block_format = block_format.of_row(len(weight))
     groups = _Groups.of(weight, importance, block_format)
     real, minima = _real_scales_and_minima(groups) if block_format.has_minima else (_real_scales(groups), None)
     halves, integers = _shared(
@@ -136,21 +137,28 @@ def search_block_scales(
 
 
 def _real_scales(groups: _Groups) -> Float[Tensor, "groups d_out"]:
-    """Return the best real scale of each group among tries of both signs, each with its least-squares refinement."""
-    levels = groups.format.levels
+    """Return the best real scale of each group among tries of both signs, each with its least-squares refinement.
+
+    Scales of floating-point codes are positive, and those that can be stored, which may be far apart.
+    """
+    levels, floating = groups.format.levels, groups.format.floating
     largest = groups.values.abs().amax(dim=1).clamp_min_(_TINY) / max(-levels[0], levels[-1])
     best, least = largest.clone(), _no_errors_yet(largest)
 
+    def storable(scales: Float[Tensor, "groups d_out"]) -> Float[Tensor, "groups d_out"]:
+        return from_half(in_half(scales, groups.format), groups.format, scales.dtype) if floating else scales
+
     def attempt(tried: Float[Tensor, "groups d_out"]) -> None:
         nonlocal best, least
+        tried = storable(tried)
         moments = groups.moments(levels, tried, None)
-        fitted = torch.where(moments[0] > 0, moments[2] / moments[0], tried).to(tried.dtype)
+        fitted = storable(torch.where(moments[0] > 0, moments[2] / moments[0], tried).to(tried.dtype))
         error = groups.errors_of(moments, fitted, None)
         better = (error < least) & (fitted != 0)
         least, best = torch.where(better, error, least), torch.where(better, fitted, best)
 
     for step in range(math.ceil(-math.log2(_LEAST_PART) * _TRIES_PER_OCTAVE) + 1):
-        for sign in (1, -1):
+        for sign in (1,) if floating else (1, -1):
             attempt(largest * (sign * 2.0 ** (-step / _TRIES_PER_OCTAVE)))
     coarse = best
     for step in range(1, _FINE_TRIES + 1):
@@ -182,7 +190,7 @@ def _shared(
     least = _no_errors_yet(greatest)
     for integer in dict.fromkeys(round(part * end) for part in _PARTS for end in ends):
         halves = in_half(greatest / integer, groups.format)
-        exact = groups.by_group(halves.to(real.dtype))
+        exact = groups.by_group(from_half(halves, groups.format, real.dtype))
         integers = whole(real / exact, groups.format)
         error = groups.over_blocks(errors(integers * exact)).sum(dim=1)
         better = error < least

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int8
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -28,6 +28,11 @@ class Levels:
         consecutive = len(levels) == levels[-1] - levels[0] + 1
         return cls(least=levels[0], largest=levels[-1], table=None if consecutive else levels)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The smallest dtype that codes are kept in."""
+        return torch.int8 if max(-self.least - 1, self.largest) < 2**7 else torch.int32
+
     def nearest(self, parts: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Round parts of a step to codes; returns a new tensor."""
         return self.nearest_(parts.clone())
@@ -48,7 +53,7 @@ class RoundedCodes(Protocol):
     """A rounded weight."""
 
     @property
-    def codes(self) -> Int8[Tensor, "d_in d_out"]:
+    def codes(self) -> Int[Tensor, "d_in d_out"]:
         """What each entry is rounded to, in steps."""
 
     @property
@@ -80,5 +85,5 @@ class Grid(Protocol[RoundedT_co]):
     def shifted(self, weight: Float[Tensor, "d_in d_out"]) -> Float[Tensor, "d_in d_out"]:
         """Return a weight plus the offsets, of which codes are rounded parts; may be the weight itself."""
 
-    def rounded(self, codes: Int8[Tensor, "d_in d_out"]) -> RoundedT_co:
+    def rounded(self, codes: Int[Tensor, "d_in d_out"]) -> RoundedT_co:
         """Return the weight with these codes."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int8, Int64
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from rocket_core.linalg.blocked_factors import factor_in_place, invert_triangle_in_place
@@ -138,7 +138,7 @@ def start(
 def round_to_nearest(weight: Float[Tensor, "d_in d_out"], scales: Grid[RoundedT]) -> RoundedT:
     """Round every entry by itself."""
     codes = scales.levels.nearest(scales.shifted(weight) / scales.by_input(len(weight), weight.dtype))
-    return scales.rounded(codes.to(torch.int8))
+    return scales.rounded(codes.to(scales.levels.dtype))
 
 
 def gptq(
@@ -180,8 +180,8 @@ def gptq_and_errors(
         errors = kernels.round_block(rest[block], codes[block], factor[block, block], steps[block], scales.levels, rate)
         rest[block.stop :].addmm_(factor[block, block.stop :].mT, errors, alpha=-1)
         squares += errors.square().sum(dim=0)
-    stored = torch.empty_like(codes, dtype=torch.int8)
-    stored[order] = codes.to(torch.int8)
+    stored = torch.empty_like(codes, dtype=scales.levels.dtype)
+    stored[order] = codes.to(stored.dtype)
     return scales.rounded(stored), squares
 
 
@@ -216,7 +216,7 @@ def split(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[
         errors = output_errors(unit.matrix, target - rounded)
         best = torch.where(errors < least, codes, best)
         least = torch.minimum(errors, least)
-    return scales.rounded(best.to(torch.int8))
+    return scales.rounded(best.to(levels.dtype))
 
 
 def improve(
@@ -230,7 +230,7 @@ def improve(
 def descend(
     weight: Float[Tensor, "d_in d_out"],
     gram: RoundingGram,
-    codes: Int8[Tensor, "d_in d_out"],
+    codes: Int[Tensor, "d_in d_out"],
     scales: Grid[RoundedT],
     *,
     rate: Rate | None = None,
@@ -260,7 +260,7 @@ def descend(
     slope = gram.matrix @ (target - found * steps)
     for_device(weight.device).descend(found, slope, gram.matrix, steps, gram.order, scales.levels, rate, sweeps)
     errors = (target - found * steps).mul_(slope).sum(dim=0, dtype=torch.float64)
-    return scales.rounded(found.to(torch.int8)), errors
+    return scales.rounded(found.to(scales.levels.dtype)), errors
 
 
 def refit_scales(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, rounded: RoundedWeight) -> RoundedWeight:

@@ -40,8 +40,9 @@ are built on it read the file, which contains embeddings, head and tokenizer as 
 Each layer has its own bits and size of groups, chosen within the size of the file for the least loss, embeddings and
 head included. mlx-lm reads the folder as it is.""",
     "compressed-tensors": """\
-Quantized layers are stored as `pack-quantized` of compressed-tensors, with different bits
-for different layers. vLLM computes from the codes; `transformers` decompresses each layer when it is first used.""",
+Quantized layers are stored as formats of compressed-tensors that `config.json` names, with different bits
+for different layers. vLLM computes from the codes, and rounds the inputs of layers in FP8 as well; `transformers`
+decompresses each layer when it is first used.""",
 }
 
 

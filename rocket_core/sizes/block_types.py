@@ -1,11 +1,13 @@
-"""Block types: how llama.cpp and MLX store a weight in a few bits. Loads no torch.
+"""Block types: how llama.cpp, MLX and GPUs store a weight in a few bits. Loads no torch.
 
 A row of a weight is cut into blocks, a block into groups of inputs. With the block's float16 numbers d and e and the
 group's integers s and m, an entry with code q is w = d·s·level(q) - e·m. Types without integers have s = 1, types
 without minima m = 0. A block of MLX is a group, whose d and e are in bfloat16.
+
+The types of GPUs have floating-point numbers as codes, whose levels are counted in the smallest of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Literal, get_args
 
@@ -21,11 +23,25 @@ MlxType = Literal[
 ]
 # fmt: on
 """Bits and size of groups of MLX's affine quantization, by falling bits."""
-BlockType = Literal[LlamaCppType, MlxType]
+FloatType = Literal["FP8", "NVFP4"]
+"""Floating-point codes that GPUs multiply: E4M3 with a scale for each output, and E2M1 with one for 16 inputs."""
+BlockType = Literal[LlamaCppType, MlxType, FloatType]
 
 BLOCK_TYPES: tuple[BlockType, ...] = get_args(LlamaCppType)
 MLX_TYPES: tuple[BlockType, ...] = get_args(MlxType)
+FLOAT_TYPES: tuple[BlockType, ...] = get_args(FloatType)
 
+NVFP4_SCALE = 2.0**-9
+"""What all scales of NVFP4 are multiplied by, the same in every layer.
+
+vLLM needs one for layers that it fuses. With this one, scales are from 2^-18 to 0.87, for weights up to 5.2.
+"""
+# Kernels for whole rows take multiples of so many inputs.
+_WIDTH = 16
+
+# The magnitudes of E4M3 in units of 2^-9, and of E2M1 in units of a half.
+_E4M3 = (*range(8), *((8 + mantissa) << exponent for exponent in range(15) for mantissa in range(8)))[:-1]
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)
 # Levels of IQ4_NL and IQ4_XS, which are denser around zero, as weights are.
 _NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -36,14 +52,17 @@ class BlockFormat:
 
     Attributes:
         name: its name in llama.cpp, or mode, bits and size of groups in MLX.
-        block_size: inputs of a block; rows are whole blocks.
-        block_bytes: bytes of a block.
+        block_size: inputs of a block; rows are whole blocks. 0 if each row is a block, see `of_row`.
+        block_bytes: bytes of a block; without its codes if it is a row.
         group_size: inputs that share the integers s and m.
         levels: the numbers that codes represent, ascending: consecutive integers, or those of a table.
         scales: least and largest s; (1, 1) if groups are blocks and d is their scale.
         largest_minimum: largest m; 1 if groups are blocks and e is their minimum, 0 if the type has no minima.
         shift: what is added to a level before it is multiplied: levels of 8 bits without a sign do not fit in int8.
         halves: dtype of d and e.
+        limits: least and largest magnitude of d and e as they are stored.
+        unit: what is meant by a stored d of 1.
+        floating: whether codes are floating-point numbers, stored as sign and magnitude, and d is positive.
     """
 
     name: BlockType
@@ -54,7 +73,11 @@ class BlockFormat:
     scales: tuple[int, int] = (1, 1)
     largest_minimum: int = 0
     shift: int = 0
-    halves: Literal["float16", "bfloat16"] = "float16"
+    halves: Literal["float16", "bfloat16", "float8_e4m3fn"] = "float16"
+    # What float16 represents.
+    limits: tuple[float, float] = (2.0**-24, 65504.0)
+    unit: float = 1.0
+    floating: bool = False
 
     @property
     def multiples(self) -> tuple[int, ...]:
@@ -77,8 +100,14 @@ class BlockFormat:
         return 8 * self.block_bytes / self.block_size
 
     def fits(self, d_in: int) -> bool:
-        """Return whether rows of this length are whole blocks."""
-        return d_in > 0 and d_in % self.block_size == 0
+        """Return whether rows of this length are whole blocks, or of a width that kernels take."""
+        return d_in > 0 and d_in % (self.block_size or _WIDTH) == 0
+
+    def of_row(self, d_in: int) -> "BlockFormat":
+        """Return the format with the size of its blocks, for rows of a length."""
+        if self.block_size:
+            return self
+        return replace(self, block_size=d_in, group_size=d_in, block_bytes=self.block_bytes + d_in)
 
     def row_bytes(self, d_in: int) -> int:
         """Return the bytes of a row.
@@ -87,7 +116,8 @@ class BlockFormat:
             d_in: input features, a multiple of the block size.
         """
         assert self.fits(d_in), (self.name, d_in)
-        return d_in // self.block_size * self.block_bytes
+        row = self.of_row(d_in)
+        return d_in // row.block_size * row.block_bytes
 
     def stored_bytes(self, d_in: int, d_out: int) -> int:
         """Return the bytes of a weight.
@@ -97,6 +127,10 @@ class BlockFormat:
             d_out: output features.
         """
         return d_out * self.row_bytes(d_in)
+
+
+def _signed(magnitudes: tuple[int, ...]) -> tuple[int, ...]:
+    return (*(-level for level in reversed(magnitudes[1:])), *magnitudes)
 
 
 _small = partial(BlockFormat, block_size=32, group_size=32)
@@ -133,6 +167,29 @@ _FORMATS = (
     _large(name="Q3_K", block_bytes=110, group_size=16, levels=tuple(range(-4, 4)), scales=(-32, 31)),
     _large(name="Q2_K", block_bytes=84, group_size=16, levels=tuple(range(4)), scales=(1, 15), largest_minimum=15),
     *map(_affine, get_args(MlxType)),
+    BlockFormat(
+        name="FP8",
+        block_size=0,
+        block_bytes=2,
+        group_size=0,
+        levels=_signed(_E4M3),
+        halves="bfloat16",
+        # So that float16 represents the scales as well.
+        limits=(2.0**-17, 2.0**15),
+        unit=2.0**-9,
+        floating=True,
+    ),
+    BlockFormat(
+        name="NVFP4",
+        block_size=16,
+        block_bytes=9,
+        group_size=16,
+        levels=_signed(_E2M1),
+        halves="float8_e4m3fn",
+        limits=(2.0**-9, 448.0),
+        unit=NVFP4_SCALE / 2,
+        floating=True,
+    ),
 )
 BLOCK_FORMATS: dict[BlockType, BlockFormat] = {each.name: each for each in _FORMATS}
 

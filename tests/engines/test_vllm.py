@@ -1,7 +1,7 @@
 """Exports for vLLM in vLLM on a CPU, which has nothing of Rocket installed: greedy tokens and their probabilities.
 
 Prompts are answered alone, as a batch, and by its OpenAI server over HTTP, with the chat template. vLLM's CPU kernels
-take codes of 4 bits alone, and need AVX-512: for others, a reference kernel is registered as a plugin.
+take FP8, and integer codes of 4 bits with AVX-512: for others, reference kernels are registered as a plugin.
 """
 
 import json
@@ -38,6 +38,8 @@ pytestmark = pytest.mark.engines
 # vLLM computes in bfloat16.
 TOLERANCE = 0.2
 BITS = (4.4, 5.0)
+# Inputs that differ by its rounding are rounded to FP8 differently as well.
+FORMATS = (*(("vllm", bits, TOLERANCE) for bits in BITS), ("vllm-fp8", 8.2, 0.5), ("vllm-nvfp4", 6.0, 0.5))
 
 
 @pytest.fixture
@@ -109,14 +111,14 @@ def with_plugin(environment, tmp_path):
     return {**environment, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_vllm_computes_our_reconstruction(exported, environment, bits):
-    agree_with_vllm(exported("vllm", "compressed-tensors", bits=bits), "auto", environment)
+@pytest.mark.parametrize(("engine", "bits", "tolerance"), FORMATS)
+def test_vllm_computes_our_reconstruction(exported, environment, engine, bits, tolerance):
+    agree_with_vllm(exported(engine, "compressed-tensors", bits=bits), "auto", environment, tolerance)
 
 
 @pytest.mark.parametrize("target", [{"target_bytes": 1_300_000}, {"bits": 3.0, "storage": "memory"}, {"ratio": 0.3}])
 def test_vllm_loads_an_artifact_with_the_plugin(exported, with_plugin, target):
-    agree_with_vllm(exported("rocket", "rocket", **target), "rocket", with_plugin)
+    agree_with_vllm(exported("rocket", "rocket", **target), "rocket", with_plugin, TOLERANCE)
 
 
 def test_vllm_says_how_to_load_an_artifact(exported, with_plugin):
@@ -127,7 +129,7 @@ def test_vllm_says_how_to_load_an_artifact(exported, with_plugin):
     assert "was compressed by Rocket; add --load-format rocket" in done.stdout + done.stderr
 
 
-def agree_with_vllm(folder, load_format, environment):
+def agree_with_vllm(folder, load_format, environment, tolerance):
     """Check that vLLM computes what our own reading of the files does."""
     program = [str(python_of("vllm")), str(PROGRAMS / "run_vllm.py"), str(folder), load_format]
     found = answers_of([*program, *PROMPTS], environment)
@@ -137,9 +139,9 @@ def agree_with_vllm(folder, load_format, environment):
         found["ids"], found["tokens"], found["chances"], found["batch"], strict=True
     ):
         own = log_chances(model, ids + tokens)[len(ids) - 1 : -1].gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        assert chances == pytest.approx(own.tolist(), abs=TOLERANCE)
+        assert chances == pytest.approx(own.tolist(), abs=tolerance)
         for answer in (tokens, together):
-            agree_on_tokens(model, ids, answer, TOLERANCE)
+            agree_on_tokens(model, ids, answer, tolerance)
 
 
 def test_vllm_serves_an_export_over_http(exported, environment, tmp_path):

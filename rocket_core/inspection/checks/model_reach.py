@@ -239,7 +239,7 @@ def _written(
     weights: WeightSummary, stored: Mapping[str, Shape], config: CompressionConfig
 ) -> Iterator[tuple[str, Sequence[int]]]:
     """Yield name and shape of every tensor of the artifact, each layer in the most parts that it may have."""
-    parts = stored_parts(config.reader.exports[0], codes_factors=config.codes_factors)
+    parts = stored_parts(config.engine, codes_factors=config.codes_factors)
     split = {name for name, _ in weights.stacks}
     for other in weights.others:
         name = other.key.removesuffix(".weight")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 
 from rocket_core.candidates import CODED_FACTOR_NAMES, FACTOR_NAMES, PACKED_NAMES
-from rocket_core.engines import ExportKind
+from rocket_core.engines import EngineName
 
 METADATA = MappingProxyType({"format": "pt"})
 """Metadata of each file, constant: with a time or a run in it, identical models would differ."""
@@ -13,8 +13,10 @@ ALIGNMENT = 8
 """Alignment of a header, and the size of the length field before it, in bytes."""
 # Characters in the names of dtypes that are written, at most.
 _LONGEST_DTYPE = 4
-_PARTS: dict[ExportKind, tuple[str, ...]] = {
-    "compressed-tensors": PACKED_NAMES,
+_PARTS: dict[EngineName, tuple[str, ...]] = {
+    "vllm": PACKED_NAMES,
+    "vllm-fp8": ("weight", "weight_scale"),
+    "vllm-nvfp4": ("weight_packed", "weight_scale", "weight_global_scale"),
     "mlx": ("weight", "scales", "biases"),
 }
 
@@ -35,13 +37,13 @@ def header_bytes(tensors: Iterable[tuple[str, Sequence[int]]], stored: int, max_
     return entries + files * (len(json.dumps({"__metadata__": dict(METADATA)})) + 2 * ALIGNMENT)
 
 
-def stored_parts(export: ExportKind, *, codes_factors: bool) -> tuple[str, ...]:
+def stored_parts(engine: EngineName, *, codes_factors: bool) -> tuple[str, ...]:
     """Return the names of the most tensors that may replace the weight of a layer.
 
     Args:
-        export: kind of the files.
+        engine: name of the engine that reads the files.
         codes_factors: whether factors may be codes. These have no mask, so that four of the five names do.
     """
-    if export in _PARTS:
-        return _PARTS[export]
+    if engine in _PARTS:
+        return _PARTS[engine]
     return CODED_FACTOR_NAMES[1:] if codes_factors else FACTOR_NAMES

@@ -23,6 +23,8 @@ BLOCK = 64
 
 # Columns of a block that the fastest cache holds.
 _TILE = 64
+# Levels of a table from which on it is faster to search it than to compare with every level.
+_LONG_TABLE = 64
 # Operations of about as much time as starting a thread takes.
 _WORTH_A_THREAD = 2**19
 
@@ -146,9 +148,13 @@ def _nearest(part: Any, least: Any, largest: Any, whole: Any, table: Any) -> Any
         inside = part if part > least else least
         inside = inside if inside < largest else largest
         return (inside + whole) - whole
-    place = 0
-    while place + 1 < len(table) and 2 * part > table[place] + table[place + 1]:
-        place += 1
+    place, last = 0, len(table) - 1
+    while place < last:
+        middle = (place + last) // 2
+        if 2 * part > table[middle] + table[middle + 1]:
+            place = middle + 1
+        else:
+            last = middle
     return table[place]
 
 
@@ -311,7 +317,7 @@ def _code_moments(
             second, mean, mixed = found[0, g, begin:end], found[1, g, begin:end], found[2, g, begin:end]
             for i in range(size):
                 own, worth = weight[g, i, begin:end], importance[g, i]
-                if table is None:
+                if table is None or len(table) > _LONG_TABLE:
                     for j in range(width):
                         code[j] = _nearest((own[j] + offset[j]) / step[j], least, largest, whole, table)
                 else:

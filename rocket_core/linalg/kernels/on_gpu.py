@@ -164,11 +164,20 @@ def _best(  # type: ignore[no-untyped-def]  # noqa: ANN202
     """Return the best code of an input, of each column."""
     if levels == 0:
         best = _rounded(ideal, least, largest)
-    else:
+    elif levels < 64:
         best = tl.zeros_like(ideal) + tl.load(table)
         for level in tl.static_range(1, levels):
             upper = tl.load(table + level)
             best = tl.where(2.0 * ideal > tl.load(table + level - 1) + upper, upper, best)
+    else:
+        # Binary search in a table of at most 256 levels.
+        place = tl.zeros_like(ideal).to(tl.int32)
+        for half in tl.static_range(8):
+            tried = place + (128 >> half)
+            upper = tl.minimum(tried, levels - 1)
+            higher = 2.0 * ideal > tl.load(table + upper - 1) + tl.load(table + upper)
+            place = tl.where((tried < levels) & higher, tried, place)
+        best = tl.load(table + place)
     if rated:
         bit = price / pivot if descends else price * pivot * pivot
         sign = tl.where(best > 0, 1.0, tl.where(best < 0, -1.0, 0.0))

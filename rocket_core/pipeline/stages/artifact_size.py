@@ -11,7 +11,7 @@ from rocket_core.allocation import Allocation
 from rocket_core.allocation.predictor import Predictor
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import TensorPlan, checkpoint_bytes, plan_tensor
-from rocket_core.exports import compressed_tensors, mlx
+from rocket_core.exports import compressed_tensors, float_tensors, mlx
 from rocket_core.exports.gguf_file import ALIGNMENT
 from rocket_core.exports.gguf_model import GgufPlan
 from rocket_core.exports.gguf_writer import gguf_storage
@@ -43,7 +43,7 @@ def bytes_beside(run: Run, layers: Collection[str]) -> int:
     compressible = {f"{run.disk_name(name)}.weight" for name in layers}
     tensors: list[tuple[str, tuple[int, ...]]] = []
     # No part has more dimensions, or is longer, than the weight's own shape. Codes have fewer parts.
-    parts = stored_parts(run.config.reader.exports[0], codes_factors=run.config.codes_factors)
+    parts = stored_parts(run.config.engine, codes_factors=run.config.codes_factors)
     others = run.config.reader.layer_bytes * len(layers)
     for key, entry in run.artifact_entries(layers).items():
         if key in compressible:
@@ -148,10 +148,15 @@ def _parts(run: Run, key: str, layer: LayerProfile, candidate: Candidate) -> Ite
 
 def _tensors(run: Run, layer: LayerProfile, candidate: Candidate) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Return dtype and shape of each tensor, by the part of its name after `L.`."""
+    shape, block_type = (layer.d_in, layer.d_out), candidate.block_type
+    if block_type is not None:
+        return (
+            float_tensors.part_shapes(shape, block_type, run.dtype)
+            if _is_packed(run)
+            else mlx.part_shapes(shape, block_type)
+        )
     if _is_packed(run):
-        return compressed_tensors.part_shapes((layer.d_in, layer.d_out), candidate.code_format, run.dtype)
-    if candidate.block_type is not None:
-        return mlx.part_shapes((layer.d_in, layer.d_out), candidate.block_type)
+        return compressed_tensors.part_shapes(shape, candidate.code_format, run.dtype)
     if candidate.kind == "quantized":
         shapes = code_shapes((layer.d_in, layer.d_out), candidate.code_format)
         return {part: (torch.uint8, shape) for part, shape in shapes.items()}

@@ -20,7 +20,7 @@ from rocket_core.checkpoint import (
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.engines import ExportKind
 from rocket_core.errors import FaultyResultError
-from rocket_core.exports import artifact_folder, compressed_tensors, mlx
+from rocket_core.exports import artifact_folder, compressed_tensors, float_tensors, mlx
 from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, write_model
 from rocket_core.layers import LayerEntry, quantization_config
 from rocket_core.pipeline.context import Run
@@ -273,6 +273,9 @@ def _plan_layer(
         case "dense":
             return [_plan_composed(run, work, layer, entry)]
         case "compressed-tensors":
+            floats = stored_blocks(work, layer.name)
+            if floats is not None:
+                return float_tensors.plan_layer(base, shape, floats[0], run.dtype, floats[1].read)
             return compressed_tensors.plan_layer(
                 base, shape, _code_format(work, layer.name), run.dtype, lambda: read_codes(work, layer.name, shape)
             )
@@ -301,7 +304,10 @@ def _quantization(run: Run, work: WorkFolder, kind: StoredExport, stored: Mappin
         case "mlx":
             return mlx.model_settings({disk: _blocks(work, layer.name)[0] for disk, layer in stored.items()})
         case "compressed-tensors":
-            formats = {layer.name: (_code_format(work, layer.name), layer.d_in) for layer in stored.values()}
+            formats = {
+                layer.name: (layer.block_type or _code_format(work, layer.name), layer.d_in)
+                for layer in stored.values()
+            }
             table = compressed_tensors.model_config(run.architecture.model, formats, run.disk_name)
         case _:
             assert_never(kind)

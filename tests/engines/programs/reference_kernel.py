@@ -1,13 +1,16 @@
-"""A plugin of vLLM that adds what its CPU kernels lack: codes of 8 bits, and of 4 bits where a CPU has no AVX-512.
+"""A plugin of vLLM that adds what its CPU kernels lack: integer codes of 8 bits, those of 4 without AVX-512, and NVFP4.
 
-They are decoded once, and multiplied as a dense weight.
+All are decoded once, NVFP4 by the function that vLLM emulates its kernels with, then a dense product is computed.
 
 On GPUs vLLM has kernels for them; this shows that it reads the files, not how fast it is.
 """
 
 import torch
+from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear import register_linear_kernel
 from vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel import MPLinearKernel, MPLinearLayerConfig
+from vllm.model_executor.kernels.linear.nvfp4 import NvFp4LinearKernel, NvFp4LinearLayerConfig
+from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import dequantize_to_dtype
 from vllm.platforms import PlatformEnum
 from vllm.scalar_type import scalar_types
 
@@ -41,6 +44,32 @@ class ReferenceKernel(MPLinearKernel):
         return torch.nn.functional.linear(x, layer.decoded, bias)
 
 
+class ReferenceNvFp4Kernel(NvFp4LinearKernel):
+    """NVFP4 weights with inputs in 16 bits."""
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        """Return that it runs on any device."""
+        return True, None
+
+    @classmethod
+    def can_implement(cls, config: NvFp4LinearLayerConfig) -> tuple[bool, str | None]:
+        """Take any layer."""
+        return True, None
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Decode the weight."""
+        parts = (layer.weight.data, layer.weight_scale.data, layer.weight_global_scale.data)
+        weight = dequantize_to_dtype(*parts, torch.get_default_dtype(), swizzle=False)
+        layer.decoded = torch.nn.Parameter(weight, requires_grad=False)
+
+    def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply by the decoded weight."""
+        return torch.nn.functional.linear(x, layer.decoded, bias)
+
+
 def register() -> None:
-    """Add the kernel; vLLM calls this in each of its processes."""
+    """Add the kernels; vLLM calls this in each of its processes."""
     register_linear_kernel(ReferenceKernel, PlatformEnum.CPU, "mp")
+    # What vLLM takes for weights alone wherever Blackwell is not found, without looking for others.
+    linear.MarlinNvFp4LinearKernel = ReferenceNvFp4Kernel

@@ -39,6 +39,7 @@ def test_odd_layers_have_none():
 
 
 def test_engines_are_named_as_they_are_asked_for():
-    assert [engine.name for engine in ENGINES.values()] == list(ENGINES) == ["rocket", "vllm", "llama.cpp", "mlx"]
+    names = ["rocket", "vllm", "vllm-fp8", "vllm-nvfp4", "llama.cpp", "mlx"]
+    assert [engine.name for engine in ENGINES.values()] == list(ENGINES) == names
     assert all(set(engine.exports) <= set(engine.readable) for engine in ENGINES.values())
     assert set(ROCKET.kinds) > set(VLLM.kinds)

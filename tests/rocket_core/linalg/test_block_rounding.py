@@ -6,12 +6,13 @@ from rocket_core.linalg.block_codes import in_half
 from rocket_core.linalg.block_rounding import refit_block_scales, round_to_blocks
 from rocket_core.linalg.block_scales import search_block_scales
 from rocket_core.linalg.rounding import gptq, improve, round_to_nearest
-from rocket_core.sizes.block_types import BLOCK_FORMATS, BLOCK_TYPES
+from rocket_core.sizes.block_types import BLOCK_FORMATS, BLOCK_TYPES, FLOAT_TYPES
 from tests.reference import rounding as reference
 from tests.reference.llama_cpp import dequantize, quantize
 from tests.rocket_core.linalg.test_rounding import random_layer
 
 D_IN = 256
+ALL_TYPES = (*BLOCK_TYPES, *FLOAT_TYPES)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def scales_of(layer, name):
     return search_block_scales(weight, gram.matrix.diagonal(), BLOCK_FORMATS[name])
 
 
-@pytest.mark.parametrize("name", BLOCK_TYPES)
+@pytest.mark.parametrize("name", ALL_TYPES)
 def test_every_step_reduces_the_error(layer, name):
     weight, gram = layer
     scales = scales_of(layer, name)
@@ -39,7 +40,9 @@ def test_every_step_reduces_the_error(layer, name):
     errors = [error(layer, step) for step in (round_to_nearest(weight, scales), rounded, improved, refitted)]
     assert errors == sorted(errors, reverse=True)
     assert errors[1] < 0.8 * errors[0]
-    assert error(layer, round_to_blocks(weight, gram, BLOCK_FORMATS[name], splitting=False)) < errors[-1]
+    least = error(layer, round_to_blocks(weight, gram, BLOCK_FORMATS[name], splitting=False))
+    # Scales of floating-point codes are few, and those at the start may be the best.
+    assert least < errors[-1] or (name in FLOAT_TYPES and least == errors[-1])
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
@@ -61,7 +64,7 @@ def test_no_single_scale_can_be_improved_after_many_refits(layer, name):
             assert error(layer, moved.rounded(rounded.codes)) >= least
 
 
-@pytest.mark.parametrize("name", BLOCK_TYPES)
+@pytest.mark.parametrize("name", ALL_TYPES)
 def test_codes_are_levels_of_the_type(layer, name):
     weight, gram = layer
     rounded = round_to_blocks(weight, gram, BLOCK_FORMATS[name], splitting=False)
@@ -70,7 +73,7 @@ def test_codes_are_levels_of_the_type(layer, name):
     assert bool((rounded.scales.block_scales != 0).all())
 
 
-@pytest.mark.parametrize("name", BLOCK_TYPES)
+@pytest.mark.parametrize("name", ALL_TYPES)
 def test_outputs_do_not_depend_on_other_outputs(layer, name):
     weight, gram = layer
     whole = round_to_blocks(weight, gram, BLOCK_FORMATS[name], splitting=False)

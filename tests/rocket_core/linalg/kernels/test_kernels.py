@@ -19,7 +19,7 @@ from rocket_core.sizes.code_format import CodeFormat
 from tests.rocket_core.linalg.test_rounding import random_layer
 from tests.sampling import sweep
 
-BLOCK_TYPES = ("IQ4_NL", "Q4_K", "Q8_0")
+BLOCK_TYPES = ("IQ4_NL", "Q4_K", "Q8_0", "FP8", "NVFP4")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
@@ -55,7 +55,7 @@ def descended(weight, gram, rounded):
 def assert_same(found, expected, *, ties=1e-3):
     """Compare codes but for a share of ties, and the sums of errors, which these hardly change."""
     for own, other in zip(found, expected, strict=True):
-        if own.dtype == torch.int8:
+        if not own.is_floating_point():
             assert float((own.cpu() != other).double().mean()) <= ties
         else:
             assert float(own.sum()) == pytest.approx(float(other.sum()), rel=max(ties, 1e-3))
