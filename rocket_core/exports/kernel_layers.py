@@ -15,9 +15,7 @@ from rocket_core.exports.conversion import plan_dense
 from rocket_core.exports.exact_layers import FUSED
 from rocket_core.exports.stored_artifact import StoredArtifact
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
-from rocket_core.sizes.code_format import CodeFormat
-
-_WORD_BITS = 32
+from rocket_core.sizes.code_format import CodeFormat, formats_for
 
 
 def kernel_formats(artifact: StoredArtifact, widest: int) -> dict[str, CodeFormat]:
@@ -67,14 +65,12 @@ def kernel_tensors(artifact: StoredArtifact, formats: Mapping[str, CodeFormat]) 
 
 
 def _kernel_format(code_format: CodeFormat, d_in: int, widest: int) -> CodeFormat | None:
-    codes = ENGINES["vllm"].codes
-    bits = next((bits for bits in codes.bits if code_format.bits <= bits <= widest), None)
-    sizes = [size or d_in for size in codes.group_sizes or ()]
-    whole = d_in if code_format.group_size >= d_in else code_format.group_size
-    size = max((size for size in sizes if whole % size == 0 and d_in % size == 0), default=None)
-    if bits is None or size is None or d_in * bits % _WORD_BITS:
-        return None
-    return CodeFormat(bits=bits, group_size=size, scale_bits=16, bfloat16_scales=True)
+    taken = [
+        one
+        for one in formats_for(d_in, ENGINES["vllm"].codes)
+        if code_format.bits <= one.bits <= widest and min(code_format.group_size, d_in) % one.group_size == 0
+    ]
+    return min(taken, key=lambda one: (one.bits, -one.group_size), default=None)
 
 
 def _fused_with(artifact: StoredArtifact, name: str) -> tuple[str, ...]:
@@ -99,5 +95,6 @@ def _in_format(artifact: StoredArtifact, name: str, code_format: CodeFormat) -> 
     rounded = artifact.codes(name)
     d_in = artifact.shape(name)[0]
     times = min(rounded.scales.format.group_size, d_in) // code_format.group_size
-    values = rounded.scales.values(torch.float32).repeat_interleave(times, dim=0)
+    # The last group of an output may have fewer inputs.
+    values = rounded.scales.values(torch.float32).repeat_interleave(times, dim=0)[: code_format.groups(d_in)]
     return RoundedWeight(codes=rounded.codes, scales=Scales.nearest(values, 0, code_format))

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rocket_core.config import compression_config
 from rocket_core.exports.conversion import export_artifact
@@ -26,6 +27,8 @@ QKV = [f"model.layers.0.self_attn.{part}_proj" for part in "qkv"]
 TEXT = {"calibration": {"dataset": "builtin", "samples": 2, "sequence_length": 16}}
 CASES = {
     "packed": {"method": "rtn", "code_bits": 3, "group_size": 32, **TEXT},
+    # The last group of an output of 96 inputs has 32.
+    "packed, with partial groups": {"method": "rtn", "code_bits": 3, "group_size": 64, **TEXT},
     "entropy coded": {"preset": "instant", "target_bytes": 40_000},
     "factors": {"ratio": 0.3, "preset": "fast", **TEXT},
 }
@@ -39,6 +42,10 @@ def artifact(tmp_path_factory):
     def make(case):
         model, out = (tmp_path_factory.mktemp(name) / "folder" for name in ("model", "out"))
         save_tiny_model("llama", model)
+        if case == "packed, with partial groups":
+            torch.manual_seed(0)
+            config = LlamaConfig.from_pretrained(model, intermediate_size=96)
+            LlamaForCausalLM(config).to(config.dtype).save_pretrained(model)
         compress(str(model), out, compression_config(**CASES[case]))
         return open_artifact(out / "rocket")
 
@@ -53,7 +60,7 @@ def decompressed(name, tensors, config):
     return PackedQuantizationCompressor.decompress(parts, QuantizationScheme(**described))["weight"]
 
 
-@pytest.mark.parametrize(("case", "width"), [("packed", 4), ("entropy coded", 8)])
+@pytest.mark.parametrize(("case", "width"), [("packed", 4), ("packed, with partial groups", 4), ("entropy coded", 8)])
 def test_kernels_get_the_weights_that_are_stored(case, width, artifact):
     opened = artifact(case)
     formats = kernel_formats(opened, 8)
