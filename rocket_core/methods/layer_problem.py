@@ -12,7 +12,7 @@ from rocket_core.errors import IllConditionedGramError
 from rocket_core.estimates.layer_footprint import OUTPUTS_AT_ONCE
 from rocket_core.layers import StoredWeight
 from rocket_core.linalg.block_codes import BlockWeight
-from rocket_core.linalg.least_squares import output_errors
+from rocket_core.linalg.least_squares import column_energies, output_errors
 from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import Eigenbasis, GramStatistics, basis_from_statistics, eigenbasis, shrunk_gram
 
@@ -155,7 +155,7 @@ class LayerProblem:
     def unweighted_errors(self, removed: Float[Tensor, "d_in outputs"]) -> Float[Tensor, " outputs"]:
         """Return ‖S(w_j - w̃_j)‖² of some outputs, in float64, given their part of W - W̃."""
         if self.is_uncalibrated:
-            return removed.square().sum(dim=0, dtype=torch.float64)
+            return column_energies(removed)
         return output_errors(self.gram(), removed)
 
     def predicted_loss_increase(self, error: float, *, member: int = 0) -> float | None:

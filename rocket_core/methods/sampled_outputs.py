@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rocket_core.estimates.layer_footprint import OUTPUTS_AT_ONCE
 from rocket_core.linalg.code_grids import RoundedCodes
+from rocket_core.linalg.least_squares import column_energies
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import LayerProblem, relative_error
 
@@ -62,7 +63,7 @@ class SampledOutputs:
         energies = problem.output_energies()
         outputs = _sample(energies, _MOST_UNCALIBRATED if problem.is_uncalibrated else _MOST_SAMPLED)
         weight = problem.weight[:, outputs].to(problem.precision).contiguous()
-        lengths = importance * problem.weight.square().sum(dim=0, dtype=torch.float64)
+        lengths = importance * column_energies(problem.weight)
         sums = [energies.sum(), lengths[outputs].sum(), lengths.sum(), squared_norm(weight, importance[outputs])]
         energy, sampled, length, weight_energy = torch.stack(sums).tolist()
         return cls(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rocket_core.experts import UnfusedExperts
 from rocket_core.inspection.headers.layer_names import last_part
+from rocket_core.linalg.least_squares import column_energies
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.models.token_tables import TokenTable
 from rocket_core.pipeline.context import Run
@@ -68,7 +69,7 @@ def prior_weights(weight: Float[Tensor, "d_in d_out"], share: float) -> Float[Te
         weight: W.
         share: the layer's share.
     """
-    energies = weight.square().sum(dim=0, dtype=torch.float64)
+    energies = column_energies(weight)
     least = 1e-6 * energies.mean()
     # A problem without calibration has one token, whose loss is half its squared error.
     return (2 * share / len(energies) / energies.clamp_min(least.clamp_min(1e-30))).sqrt()

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.linalg.least_squares import UnitGram, largest, solve_on_support
+from rocket_core.linalg.least_squares import UnitGram, column_energies, largest, solve_on_support
 from tests.reference import pruning as reference
 
 few = settings(max_examples=60, deadline=None)
@@ -153,3 +153,11 @@ def test_an_unfactorizable_matrix_has_mean_eigenvalue_zero():
     one[0, 1] = one[1, 0] = 1.01
     unit = UnitGram(matrix=one, lengths=torch.ones(300), fires=torch.ones(300))
     assert unit.mean_eigenvalue == 0.0
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_squared_norms_of_columns(is_transposed):
+    matrix = torch.randn(3000, 40, generator=torch.Generator().manual_seed(0))
+    expected = matrix.double().square().sum(dim=0)
+    found = column_energies(matrix.T.contiguous().T if is_transposed else matrix)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
