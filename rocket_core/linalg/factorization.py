@@ -7,11 +7,11 @@ concatenated by columns), and errors weighted by output (W with scaled columns; 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64, Int32
 from torch import Tensor
 
 from rocket_core.config import Sparsification, WeightMetric
@@ -74,17 +74,21 @@ class PreparedLayer:
         return (self.basis.directions * self.basis.singular_values).mT
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Factorization:
     """A factored layer: W ≈ D @ C.
 
     The dictionary and both errors are computed on request, since profiling needs one error and compression the rest.
+    All three raise `IllConditionedGramError` if the coefficients are linearly dependent despite the ridge: whether
+    they are is left on the device until then, where it is read with the error.
 
     Attributes:
         layer: the factorized layer.
         coefficients: C; rows scaled to unit energy before sparsification.
         support: where C may be nonzero; None if everywhere.
         cholesky: lower-triangular factor of CCᵀ + μR.
+        nnz: number of stored coefficients.
+        failed: 0 unless that, or a matrix on the way to it, is not positive definite.
         atoms: any A close to the whitened dictionary, in the coordinates of SW's left singular vectors; only the
             accuracy of `reconstruction_error` depends on it. None stands for the first singular values on the diagonal.
     """
@@ -93,6 +97,8 @@ class Factorization:
     coefficients: Float[Tensor, "rank d_out"]
     support: Bool[Tensor, "rank d_out"] | None
     cholesky: Float[Tensor, "rank rank"]
+    nnz: int
+    failed: Int32[Tensor, ""]
     atoms: Float[Tensor, "m rank"] | None = None
 
     @property
@@ -100,13 +106,9 @@ class Factorization:
         """Number of atoms."""
         return self.coefficients.shape[0]
 
-    @property
-    def nnz(self) -> int:
-        """Number of stored coefficients."""
-        return self.coefficients.numel() if self.support is None else int(self.support.sum())
-
     def dictionary(self) -> Float[Tensor, "d_in rank"]:
         """Return D = W Cᵀ (CCᵀ + μR)⁻¹, the least-squares dictionary in both the original and the whitened space."""
+        self._check(int(self.failed))
         return torch.cholesky_solve(self.coefficients @ self.layer.weight.mT, self.cholesky).mT
 
     def weight_error(self) -> float:
@@ -116,11 +118,12 @@ class Factorization:
         """
         if self.layer.settings.metric != "frobenius":
             return weight_distance(self.layer.weight, self.dictionary() @ self.coefficients, self.layer.settings.metric)
-        explained = self._explained(self.coefficients @ self.layer.weight_core.mT)
-        return _relative_error(self.layer.weight_energy - float(explained), self.layer.weight_energy)
+        explained = self._read(self._explained(self.coefficients @ self.layer.weight_core.mT))
+        return _relative_error(self.layer.weight_energy - explained, self.layer.weight_energy)
 
+    @cached_property
     def reconstruction_error(self) -> float:
-        """Return the relative error ‖S(W - DC)‖ / ‖SW‖ of the layer's output over the calibration tokens.
+        """The relative error ‖S(W - DC)‖ / ‖SW‖ of the layer's output over the calibration tokens.
 
         With E = SW - AC for any A near the whitened dictionary: ‖E‖² - ‖L⁻¹CEᵀ‖². Starting from E instead of SW keeps
         all digits if a few directions hold nearly all energy (massive activations) and the error is tiny in comparison.
@@ -134,7 +137,7 @@ class Factorization:
             removed[:, : self.rank].masked_fill_(self.support.mT, 0)
         residual = removed.square().sum(dim=0).sum(dtype=torch.float64)
         left = residual - self._explained(self.coefficients @ removed)
-        return _relative_error(float(left), self.layer.whitened_energy)
+        return _relative_error(self._read(left), self.layer.whitened_energy)
 
     def whitened_dictionary(self) -> Float[Tensor, "m rank"]:
         """Return the whitened dictionary, in the coordinates of SW's left singular vectors."""
@@ -150,6 +153,18 @@ class Factorization:
         # Float32 sums of one row are accurate; the sum over rows would lose digits.
         explained: Tensor = torch.linalg.vecdot(solved, solved).sum(dtype=torch.float64)
         return explained
+
+    def _read(self, number: Float64[Tensor, ""]) -> float:
+        value, failed = torch.stack([number, self.failed]).tolist()
+        self._check(failed)
+        return float(value)
+
+    def _check(self, failed: float) -> None:
+        if failed != 0:
+            raise IllConditionedGramError(
+                f"the coefficients kept at rank {self.rank} are linearly dependent; raise the ridge setting, or use "
+                "precision float64"
+            )
 
 
 def prepare_layer(
@@ -253,9 +268,6 @@ def factorize_layer(layer: PreparedLayer, rank: int, nnz: int, *, sweeps: int | 
     Returns:
         The factorization, on the layer's device and in its dtype.
 
-    Raises:
-        IllConditionedGramError: the kept coefficients are linearly dependent despite the ridge.
-
     References:
         ROCKET, section 3, closed-form dictionary.
     """
@@ -266,8 +278,10 @@ def factorize_layer(layer: PreparedLayer, rank: int, nnz: int, *, sweeps: int | 
         support = select_support(layer.importance[:rank], nnz, settings.over_sparsification, settings.sparsification)
         rows = torch.where(support.mT, rows, 0)
     coefficients = rows.mT
-    cholesky = _regularised_cholesky(coefficients @ rows, settings.ridge)
-    factorization = Factorization(layer=layer, coefficients=coefficients, support=support, cholesky=cholesky)
+    cholesky, failed = _regularised_cholesky(coefficients @ rows, settings.ridge)
+    factorization = Factorization(
+        layer=layer, coefficients=coefficients, support=support, cholesky=cholesky, nnz=nnz, failed=failed
+    )
     return improve(factorization, settings.sweeps if sweeps is None else sweeps)
 
 
@@ -308,12 +322,14 @@ def sweep(factorization: Factorization) -> Factorization:
     atoms = atoms / torch.where(lengths > 0, lengths, 1)
     gram = atoms.mT @ atoms
     products = atoms.mT @ whitened
-    inverse = torch.cholesky_inverse(_regularised_cholesky(gram, layer.settings.ridge))
+    factor, failed = _regularised_cholesky(gram, layer.settings.ridge)
+    inverse = torch.cholesky_inverse(factor)
     free = inverse @ products
     support = largest(free.square() / inverse.diagonal()[:, None], factorization.nnz)
     coefficients = solve_on_support(gram, products, support, energy=layer.whitened_energy, start=free)
-    swept = with_best_dictionary(layer, coefficients, support, atoms)
-    return min(swept, factorization, key=Factorization.reconstruction_error)
+    swept = with_best_dictionary(layer, coefficients, support, atoms, nnz=factorization.nnz)
+    swept = replace(swept, failed=swept.failed + failed)
+    return min(swept, factorization, key=lambda found: found.reconstruction_error)
 
 
 def with_best_dictionary(
@@ -321,6 +337,8 @@ def with_best_dictionary(
     coefficients: Float[Tensor, "rank d_out"],
     support: Bool[Tensor, "rank d_out"],
     atoms: Float[Tensor, "m rank"],
+    *,
+    nnz: int,
 ) -> Factorization:
     """Return the factorization with given coefficients and the closed-form dictionary for them.
 
@@ -329,18 +347,19 @@ def with_best_dictionary(
         coefficients: C, zero outside the support.
         support: where C may be nonzero.
         atoms: the whitened dictionary that C was computed with, in the coordinates of the eigenbasis.
-
-    Raises:
-        IllConditionedGramError: the coefficients are linearly dependent despite the ridge.
+        nnz: entries of the support.
     """
     energy = torch.linalg.vector_norm(coefficients, dim=1)
     scale = torch.where(energy > 0, energy, 1)
     coefficients = coefficients / scale[:, None]
+    cholesky, failed = _regularised_cholesky(coefficients @ coefficients.mT, layer.settings.ridge)
     return Factorization(
         layer=layer,
         coefficients=coefficients,
         support=support,
-        cholesky=_regularised_cholesky(coefficients @ coefficients.mT, layer.settings.ridge),
+        cholesky=cholesky,
+        nnz=nnz,
+        failed=failed,
         atoms=atoms * scale,
     )
 
@@ -375,19 +394,18 @@ def _relative(part: float, total: float) -> float:
     return part / total if total > 0 else 0.0
 
 
-def _regularised_cholesky(gram: Float[Tensor, "rank rank"], ridge: float) -> Float[Tensor, "rank rank"]:
-    """Factorize A + μ·diag(A). Rows without coefficients get a unit diagonal, which makes their atoms zero."""
+def _regularised_cholesky(
+    gram: Float[Tensor, "rank rank"], ridge: float
+) -> tuple[Float[Tensor, "rank rank"], Int32[Tensor, ""]]:
+    """Factorize A + μ·diag(A), and return the factor and 0, or another number if it is not positive definite.
+
+    Rows without coefficients get a unit diagonal, which makes their atoms zero.
+    """
     energy = gram.diagonal()
     ridge = max(ridge, 8 * torch.finfo(gram.dtype).eps)
     gram = gram + torch.diag(torch.where(energy > 0, ridge * energy, 1.0))
-    factor: Tensor
-    factor, info = torch.linalg.cholesky_ex(gram)
-    if int(info) != 0:
-        raise IllConditionedGramError(
-            f"the coefficients kept at rank {gram.shape[0]} are linearly dependent; raise the ridge setting, or use "
-            "precision float64"
-        )
-    return factor
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    return factor, failed
 
 
 def _relative_error(residual: float, energy: float) -> float:

@@ -157,7 +157,7 @@ def candidate(problem: LayerProblem, factorization: Factorization, itemsize: int
     """
     d_in, d_out = problem.shape
     rank, nnz = factorization.rank, factorization.nnz
-    error = factorization.reconstruction_error()
+    error = factorization.reconstruction_error
     return Candidate(
         kind="low_rank" if nnz == rank * d_out else "factored",
         rank=rank,
@@ -196,7 +196,7 @@ def _serving_all(problem: LayerProblem, factorization: Factorization) -> Factori
         atom, output = divmod(int((products.square() / energies).argmax()), products.shape[1])
         coefficients[atom, part.start + output] = products[atom, output] / energies[atom, 0]
         support[atom, part.start + output] = True
-    return with_best_dictionary(layer, coefficients, support, atoms)
+    return with_best_dictionary(layer, coefficients, support, atoms, nnz=factorization.nnz)
 
 
 def _parts(problem: LayerProblem) -> list[slice]:

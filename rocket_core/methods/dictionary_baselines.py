@@ -77,4 +77,5 @@ def _factorize(layer: PreparedLayer, rank: int, per_column: int) -> Factorizatio
     whitened = layer.whitened
     start = torch.eye(whitened.shape[0], rank, dtype=whitened.dtype, device=whitened.device)
     learned = learn_dictionary(whitened, start, min(per_column, rank), iterations=_ITERATIONS)
-    return with_best_dictionary(layer, learned.coefficients, learned.support, learned.atoms)
+    nnz = int(learned.support.sum())
+    return with_best_dictionary(layer, learned.coefficients, learned.support, learned.atoms, nnz=nnz)

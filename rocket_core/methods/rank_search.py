@@ -63,7 +63,7 @@ def best_factorizations(
             factorization = search.best
             assert factorization is not None
             previous = factorization.rank, factorization.nnz
-            error = factorization.reconstruction_error() if competing_errors else 0.0
+            error = factorization.reconstruction_error if competing_errors else 0.0
             wins = error <= _swept_gain(layer) * competing_error
             yield improve(factorization) if wins else factorization
             if not wins:
@@ -134,7 +134,7 @@ class _Search:
         if index not in self.errors:
             factorization = factorize_layer(self.layer, *self.shapes[index], sweeps=0)
             by_weight = self.objective == "weight"
-            value = factorization.weight_error() if by_weight else factorization.reconstruction_error()
+            value = factorization.weight_error() if by_weight else factorization.reconstruction_error
             if not self.errors or value < min(self.errors.values()):
                 self.best = factorization
             self.errors[index] = value

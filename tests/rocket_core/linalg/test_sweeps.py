@@ -45,7 +45,7 @@ def test_a_sweep_never_worsens_the_output(shape, rank, fraction, seed):
         assert (after.rank, after.nnz) == (rank, nnz)
         assert int(after.support.sum()) == nnz
         assert not after.coefficients[~after.support].any()
-        assert after.reconstruction_error() <= before.reconstruction_error()
+        assert after.reconstruction_error <= before.reconstruction_error
         before = after
 
 
@@ -57,8 +57,8 @@ def test_a_sweep_equals_the_explicit_one(shape):
     support, error = sweeps.sweep(whitened(weight, gram), before.coefficients, nnz)
     after = sweep(before)
     assert torch.equal(after.support, support)
-    assert after.reconstruction_error() == pytest.approx(error, rel=1e-4)
-    assert after.reconstruction_error() < before.reconstruction_error()
+    assert after.reconstruction_error == pytest.approx(error, rel=1e-4)
+    assert after.reconstruction_error < before.reconstruction_error
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (20, 10), (10, 20)])
@@ -69,7 +69,7 @@ def test_swept_errors_equal_the_explicit_reconstruction(shape):
     approximation = swept.dictionary() @ swept.coefficients
     weight_error, whitened_error = reference.errors(weight, factor, approximation)
     assert swept.weight_error() == pytest.approx(weight_error, rel=1e-7)
-    assert swept.reconstruction_error() == pytest.approx(whitened_error, rel=1e-7)
+    assert swept.reconstruction_error == pytest.approx(whitened_error, rel=1e-7)
     by_column = (factor @ (weight - approximation)).square().sum(dim=0)
     torch.testing.assert_close(swept.column_errors(), by_column, rtol=1e-6, atol=1e-9)
 
@@ -82,7 +82,7 @@ def test_column_errors_add_up_to_the_error_of_the_layer(nnz):
     approximation = factorization.dictionary() @ factorization.coefficients
     by_column = (factor @ (weight - approximation)).square().sum(dim=0)
     torch.testing.assert_close(factorization.column_errors(), by_column, rtol=1e-6, atol=1e-9)
-    whole = factorization.reconstruction_error() ** 2 * factorization.layer.whitened_energy
+    whole = factorization.reconstruction_error**2 * factorization.layer.whitened_energy
     assert float(factorization.column_errors().sum()) == pytest.approx(whole, rel=1e-7)
 
 
@@ -93,7 +93,7 @@ def test_float32_sweeps_stay_close_to_float64():
     for dtype in (torch.float32, torch.float64):
         layer = prepare_layer(weight, basis, FactorizerSettings(sweeps=3), dtype=dtype)
         swept = factorize_layer(layer, 40, 1300)
-        errors.append(swept.reconstruction_error())
+        errors.append(swept.reconstruction_error)
         actual = reference.errors(
             weight, reference.whiten(weight, gram)[0], (swept.dictionary() @ swept.coefficients).double()
         )
@@ -111,20 +111,20 @@ def test_float32_sweeps_survive_a_dominating_direction():
     factor = reference.whiten(weight, gram)[0]
     approximation = swept.dictionary().double() @ swept.coefficients.double()
     explicit = reference.errors(weight, factor, approximation)[1]
-    assert swept.reconstruction_error() == pytest.approx(explicit, rel=1e-3)
+    assert swept.reconstruction_error == pytest.approx(explicit, rel=1e-3)
     # With few digits the sweep would look useless.
-    assert swept.reconstruction_error() < 0.8 * factorize_layer(layer, 40, 1600, sweeps=0).reconstruction_error()
+    assert swept.reconstruction_error < 0.8 * factorize_layer(layer, 40, 1600, sweeps=0).reconstruction_error
 
 
 def test_sweeps_are_applied_the_requested_number_of_times():
     weight, gram = random_layer(16, 16)
     plain = factorize_layer(prepared(weight, gram), 8, 60)
-    twice = sweep(sweep(plain)).reconstruction_error()
-    assert factorize_layer(prepared(weight, gram, sweeps=2), 8, 60).reconstruction_error() == twice
-    assert factorize_layer(prepared(weight, gram, sweeps=2), 8, 60, sweeps=0).reconstruction_error() == (
-        plain.reconstruction_error()
+    twice = sweep(sweep(plain)).reconstruction_error
+    assert factorize_layer(prepared(weight, gram, sweeps=2), 8, 60).reconstruction_error == twice
+    assert factorize_layer(prepared(weight, gram, sweeps=2), 8, 60, sweeps=0).reconstruction_error == (
+        plain.reconstruction_error
     )
-    assert improve(plain, 2).reconstruction_error() == twice
+    assert improve(plain, 2).reconstruction_error == twice
     low_rank = factorize_layer(prepared(weight, gram, sweeps=2), 8, 8 * 16)
     assert improve(low_rank) is low_rank
 
@@ -135,7 +135,7 @@ def test_a_sweep_handles_unused_atoms():
     assert bool((before.coefficients.abs().sum(dim=1) == 0).any())
     after = sweep(before)
     assert torch.isfinite(after.dictionary()).all()
-    assert after.reconstruction_error() <= before.reconstruction_error()
+    assert after.reconstruction_error <= before.reconstruction_error
 
 
 @pytest.mark.parametrize("metric", METRICS)

@@ -52,7 +52,7 @@ def test_it_finds_the_best_of_the_full_grid_at_every_ratio(shape, objective):
         best = min(errors[objective == "whitened"] for errors in table.values())
         allowed = budget.parameter_budget(shape[0] * shape[1], ratio)
         assert allowed - shape[1] < kept_parameters(factorization) <= allowed
-        error = factorization.weight_error() if objective == "weight" else factorization.reconstruction_error()
+        error = factorization.weight_error() if objective == "weight" else factorization.reconstruction_error
         # A descent may end in a dent of a nearly flat valley; its possible cost is bounded here.
         assert error <= best * 1.01
 
@@ -70,7 +70,7 @@ def test_it_finds_the_best_of_the_full_grid_by_stored_bytes(shape, itemsize):
         assert allowed - unused < stored_bytes(factorization, itemsize) <= allowed
         shapes = budget.candidate_shapes(*shape, ratio, PROFILE_RANK_NNZ_RATIOS, itemsize=itemsize)
         best = min(error for _, error in reference.profile(weight, gram, shapes).values())
-        assert factorization.reconstruction_error() <= best * 1.01
+        assert factorization.reconstruction_error <= best * 1.01
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -81,7 +81,7 @@ def test_recorded_errors_equal_the_explicit_reconstruction(shape):
     for factorization in found:
         weight_error, whitened_error = table[factorization.rank, factorization.nnz]
         assert factorization.weight_error() == pytest.approx(weight_error, rel=1e-6)
-        assert factorization.reconstruction_error() == pytest.approx(whitened_error, rel=1e-6)
+        assert factorization.reconstruction_error == pytest.approx(whitened_error, rel=1e-6)
 
 
 def test_float32_profile_deviates_by_less_than_a_thousandth():
@@ -89,14 +89,14 @@ def test_float32_profile_deviates_by_less_than_a_thousandth():
     single = profile(prepared(weight, gram, torch.float32), "whitened")
     double = profile(prepared(weight, gram), "whitened")
     for fast, exact in zip(single, double, strict=True):
-        assert fast.reconstruction_error() == pytest.approx(exact.reconstruction_error(), rel=1e-3)
+        assert fast.reconstruction_error == pytest.approx(exact.reconstruction_error, rel=1e-3)
 
 
 def test_factorizations_lose_parameters_and_gain_error():
     found = profile(prepared(*random_layer(48, 48)), "whitened")
     assert len(found) == len(PROFILE_RATIOS)
     kept = [kept_parameters(factorization) for factorization in found]
-    errors = [factorization.reconstruction_error() for factorization in found]
+    errors = [factorization.reconstruction_error for factorization in found]
     assert kept == sorted(kept, reverse=True)
     assert errors == sorted(errors)
 
@@ -123,7 +123,7 @@ def test_only_the_best_of_each_ratio_is_swept(monkeypatch):
     plain = profile(prepared(*random_layer(48, 48)), "whitened", ratios=(0.3, 0.6))
     for before, after in zip(plain, swept, strict=True):
         assert (after.rank, after.nnz) == (before.rank, before.nnz)
-        assert after.reconstruction_error() < before.reconstruction_error()
+        assert after.reconstruction_error < before.reconstruction_error
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_only_the_best_of_each_ratio_is_swept(monkeypatch):
 def test_hopeless_shapes_are_not_swept_and_end_the_search(part, count, swept):
     ratios = (0.2, 0.4, 0.6)
     plain = profile(prepared(*random_layer(48, 48)), "whitened", ratios)
-    competing_errors = [part * factorization.reconstruction_error() for factorization in plain]
+    competing_errors = [part * factorization.reconstruction_error for factorization in plain]
     found = profile(prepared(*random_layer(48, 48), sweeps=1), "whitened", ratios, competing_errors=competing_errors)
     assert len(found) == count
     for before, after in zip(plain[-count:], found, strict=True):
         assert (after.rank, after.nnz) == (before.rank, before.nnz)
-        gained = after.reconstruction_error() < before.reconstruction_error() * (1 - 1e-6)
+        gained = after.reconstruction_error < before.reconstruction_error * (1 - 1e-6)
         assert gained == swept
 
 
@@ -151,7 +151,7 @@ def test_a_ratio_may_win_up_to_its_least_error(shape, ratio):
     layer = prepared(*random_layer(*shape))
     [best] = profile(layer, "whitened", (ratio,))
     for part, wins in ((1 + 1e-6, True), (1 - 1e-2, False), (0.5, False)):
-        error = part * best.reconstruction_error()
+        error = part * best.reconstruction_error
         assert rank_search.may_win(layer, ratio, PROFILE_RANK_NNZ_RATIOS, error) == wins
 
 
@@ -160,7 +160,7 @@ def test_sweeps_let_larger_errors_win():
     [best] = profile(prepared(weight, inputs), "whitened", (0.5,))
     for sweeps, wins in ((0, False), (1, True)):
         layer = prepared(weight, inputs, sweeps=sweeps)
-        error = 0.9 * best.reconstruction_error()
+        error = 0.9 * best.reconstruction_error
         assert rank_search.may_win(layer, 0.5, PROFILE_RANK_NNZ_RATIOS, error) == wins
 
 
