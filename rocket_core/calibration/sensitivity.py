@@ -312,8 +312,9 @@ class SquaredGradients:
         if not batches:
             return None
         found = torch.cat([batches[batch] for batch in sorted(batches)])
-        mean = found.mean()
-        return (found / mean).bfloat16().cpu() if float(mean) > 0 else None
+        # Without gradients these are all NaN, which is found out once they are on the CPU.
+        relative = (found / found.mean()).bfloat16().cpu()
+        return None if bool(relative.isnan().all()) else relative
 
     def _watch(self, name: str, _module: nn.Module, _args: Any, output: Tensor) -> Tensor | None:
         if not torch.is_grad_enabled():

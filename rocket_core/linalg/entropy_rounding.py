@@ -10,7 +10,6 @@ References:
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +20,7 @@ from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, exponent_above
 from rocket_core.linalg.kernels.rate import LARGEST_CODE, Rate, occurrences
 from rocket_core.linalg.rounding import RoundingGram, descend, gptq_and_errors
-from rocket_core.sizes.code_format import CodeFormat, coded_format
+from rocket_core.sizes.code_format import coded_format
 
 # Error that a bit is worth, as a part of the squared step: the slope of the curve at high rate.
 _BIT_WORTH = math.log(2) / 6
@@ -47,41 +46,42 @@ def relative_steps(gram: RoundingGram, importance: Float[Tensor, " d_out"]) -> F
     return (pivot * importance.double().rsqrt()).to(gram.matrix.dtype)
 
 
-def scales_for(
-    weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, " d_out"], largest: float | None = None
-) -> Scales:
-    """Return steps as scales that can be stored, on a logarithmic grid, and large enough for each output's weights.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepScales:
+    """Scales of a weight for any multiple c of some steps, on the logarithmic grid of those that can be stored.
 
-    Whether a step is rounded up or down also depends on its place, so that equal steps do not all change at once: the
-    bytes of a layer would.
+    Each is large enough for its output's weights. Whether a step is rounded up or down also depends on its place, so
+    that equal steps do not all change at once: the bytes of a layer would.
 
-    Args:
+    Attributes:
         weight: W.
-        steps: step of each output, > 0.
-        largest: what `largest_scales` returns for these steps, if it is known.
+        steps: step of each output for c = 1, > 0.
+        least: the least step of each output.
+        shift: what each step is multiplied by: a part of the distance between two scales.
+        largest: the largest step for c = 1, and the largest of the least ones.
     """
-    code_format = coded_format(len(weight))
-    spread = _spread(weight, steps, code_format)
-    exponent = exponent_above(float(spread.max()) if largest is None else largest, code_format)
-    return Scales.nearest(spread[None], exponent, code_format)
 
+    weight: Float[Tensor, "d_in d_out"]
+    steps: Float[Tensor, " d_out"]
+    least: Float[Tensor, " d_out"]
+    shift: Float[Tensor, " d_out"]
+    largest: tuple[float, float]
 
-def largest_scales(
-    weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, " d_out"], multiples: Sequence[float]
-) -> list[float]:
-    """Return the largest scale for each of several multiples of the steps, for which a GPU is waited for once."""
-    several = steps.new_tensor(multiples)[:, None] * steps
-    found: list[float] = _spread(weight, several, coded_format(len(weight))).amax(dim=1).tolist()
-    return found
+    @classmethod
+    def of(cls, weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, " d_out"]) -> "StepScales":
+        """Prepare the scales, for which a GPU is waited for once."""
+        places = torch.arange(len(steps), device=steps.device, dtype=torch.float64)
+        per_octave = coded_format(len(weight)).steps_per_octave
+        shift = torch.exp2(((places * _GOLDEN_RATIO) % 1 - 0.5) / per_octave).to(steps.dtype)
+        least = weight.abs().amax(dim=0) / _REACH
+        step, bound = (torch.stack([steps, least]) * shift).amax(dim=1).tolist()
+        return cls(weight=weight, steps=steps, least=least, shift=shift, largest=(step, bound))
 
-
-def _spread(
-    weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, "*several d_out"], code_format: CodeFormat
-) -> Float[Tensor, "*several d_out"]:
-    """Return steps that are large enough, each multiplied by a part of a step between two scales."""
-    places = torch.arange(steps.shape[-1], device=steps.device, dtype=torch.float64)
-    shift = torch.exp2(((places * _GOLDEN_RATIO) % 1 - 0.5) / code_format.steps_per_octave)
-    return torch.maximum(steps, weight.abs().amax(dim=0) / _REACH) * shift.to(steps.dtype)
+    def at(self, c: float) -> Scales:
+        """Return the scales for a multiple."""
+        code_format, (step, bound) = coded_format(len(self.weight)), self.largest
+        spread = torch.maximum(c * self.steps, self.least) * self.shift
+        return Scales.nearest(spread[None], exponent_above(max(c * step, bound), code_format), code_format)
 
 
 def code_lengths(codes: Tensor) -> Float[Tensor, "255"]:
@@ -126,26 +126,23 @@ class RateTarget:
     @classmethod
     def of(
         cls,
-        weight: Float[Tensor, "d_in d_out"],
-        steps: Float[Tensor, " d_out"],
+        steps: StepScales,
         importance: Float[Tensor, " d_out"],
         c: float,
         like: Tensor | None = None,
-        largest: float | None = None,
     ) -> "RateTarget":
         """Return the target for a multiple of the relative steps.
 
         Args:
-            weight: W.
-            steps: `relative_steps`.
+            steps: `relative_steps` of the weight.
             importance: weight of each output's squared error, > 0.
             c: the multiple.
             like: codes with about the distribution that will result; those of rounding every entry by itself if None.
-            largest: see `scales_for`.
         """
-        scales = scales_for(weight, c * steps, largest)
-        codes = round_each(weight, scales).codes if like is None else like
-        return cls(scales=scales, lengths=code_lengths(codes), worth=bit_worth(importance, c).to(weight.dtype))
+        scales = steps.at(c)
+        codes = round_each(steps.weight, scales).codes if like is None else like
+        worth = bit_worth(importance, c).to(steps.weight.dtype)
+        return cls(scales=scales, lengths=code_lengths(codes), worth=worth)
 
 
 def round_for_rate(

@@ -6,25 +6,25 @@ layer has at most that many.
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from rocket_core.candidates import Candidate
 from rocket_core.layers.code_stream import byte_counts, bytes_from_counts, encode_codes, expected_bytes
 from rocket_core.linalg.entropy_rounding import (
     RateTarget,
+    StepScales,
     entropy_bits,
     improve_for_rate,
-    largest_scales,
     relative_steps,
     round_each,
     round_for_rate,
-    scales_for,
 )
-from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.linalg.integer_codes import RoundedWeight, Scales
 from rocket_core.linalg.kernels.rate import LARGEST_CODE
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
@@ -37,6 +37,8 @@ _MOST_BITS = 6.5
 _PER_OCTAVE = 2
 # More than are needed until all codes are zero, as each octave takes about a bit and codes have at most 8.
 _MOST_CANDIDATES = 64
+# As many as there are at 3 bits and more; the search for those with fewer bits ends after each.
+_READ_TOGETHER = 8
 # Bytes that a layer may leave of a candidate's, as a part of them.
 _SLACK = 0.002
 _SWEEPS = 2
@@ -66,25 +68,9 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
         sample: its outputs, or some of them.
     """
     d_in, d_out = problem.shape
-    steps = _relative_steps(problem, sample.importance)
     fewest, scale_bytes = fewest_coded_bytes(d_in, d_out), coded_format(d_in).scale_bytes(d_in, d_out)
     candidates: list[Candidate] = []
-    first = math.ceil(_PER_OCTAVE * _octaves_for(sample.weight / steps, _MOST_BITS))
-    multiples = [2 ** (half_octave / _PER_OCTAVE) for half_octave in range(first, first + _MOST_CANDIDATES)]
-    for multiple, largest in zip(multiples, largest_scales(sample.weight, steps, multiples), strict=True):
-        if problem.is_uncalibrated:
-            plain = round_each(sample.weight, scales_for(sample.weight, multiple * steps, largest))
-            squares, bits = sample.squares_of(plain, None), entropy_bits(plain.codes)
-            error, distance, bits_each = torch.cat([squares, bits[None].to(squares)]).tolist()
-            part_bytes, are_zero = bits_each * (1 + _ABOVE_ENTROPY) * plain.codes.numel() / 8, bits_each == 0
-        else:
-            target = RateTarget.of(sample.weight, steps, sample.importance, multiple, largest=largest)
-            rounded, errors = round_for_rate(sample.weight, sample.gram, target)
-            # What a GPU is waited for, at once.
-            squares, counts = sample.squares_of(rounded, errors), byte_counts(rounded.codes.T.reshape(-1))
-            error, distance, *found = torch.cat([squares, counts.to(squares)]).tolist()
-            occurring = [int(count) for count in found]
-            part_bytes, are_zero = bytes_from_counts(occurring), occurring[0] == rounded.codes.numel()
+    for error, distance, part_bytes, are_zero in _measured(problem, sample):
         size = math.ceil(part_bytes * d_out / len(sample.outputs)) + scale_bytes
         candidates.append(
             Candidate(
@@ -97,6 +83,39 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
         if size <= fewest or are_zero:
             break
     return [candidate for candidate in candidates if candidate.stored_bytes < d_in * d_out]
+
+
+def _measured(problem: LayerProblem, sample: SampledOutputs) -> Iterator[tuple[float, float, float, bool]]:
+    """Yield for longer and longer steps the errors of `SampledOutputs.squares_of`, bytes, and if all codes are zero."""
+    steps = _relative_steps(problem, sample.importance)
+    first = math.ceil(_PER_OCTAVE * _octaves_for(sample.weight / steps, _MOST_BITS))
+    scales, half_octaves = StepScales.of(sample.weight, steps), iter(range(first, first + _MOST_CANDIDATES))
+    number, at_once = sample.weight.numel(), _READ_TOGETHER
+    # A GPU is waited for once for all candidates that there surely are, and then for each.
+    while together := list(itertools.islice(half_octaves, at_once)):
+        at_once = 1
+        multiples = [2 ** (half_octave / _PER_OCTAVE) for half_octave in together]
+        if problem.is_uncalibrated:
+            for error, distance, bits in torch.stack([_plain(sample, scales.at(c)) for c in multiples]).tolist():
+                yield error, distance, bits * (1 + _ABOVE_ENTROPY) * number / 8, bits == 0
+            continue
+        for error, distance, *found in torch.stack([_for_rate(sample, scales, c) for c in multiples]).tolist():
+            counts = [int(count) for count in found]
+            yield error, distance, bytes_from_counts(counts), counts[0] == number
+
+
+def _plain(sample: SampledOutputs, scales: Scales) -> Float64[Tensor, "3"]:
+    """Round every entry by itself, and return the errors and the bits of a code."""
+    rounded = round_each(sample.weight, scales)
+    squares = sample.squares_of(rounded, None)
+    return torch.cat([squares, entropy_bits(rounded.codes)[None].to(squares)])
+
+
+def _for_rate(sample: SampledOutputs, scales: StepScales, c: float) -> Float64[Tensor, " numbers"]:
+    """Round for error and bits, and return the errors and how often each byte occurs."""
+    rounded, errors = round_for_rate(sample.weight, sample.gram, RateTarget.of(scales, sample.importance, c))
+    squares = sample.squares_of(rounded, errors)
+    return torch.cat([squares, byte_counts(rounded.codes.T.reshape(-1)).to(squares)])
 
 
 def compress(problem: LayerProblem, most_bytes: int) -> CompressedLayer:
@@ -145,14 +164,14 @@ class _Search:
         importance: Float[Tensor, " d_out"],
     ) -> None:
         self._weight, self._gram, self._importance = weight, gram, importance
-        self._steps = steps
+        self._scales = StepScales.of(weight, steps)
         self._most = most_bytes
         self._aim = most_bytes * (1 - _SLACK / 2)
 
     def best(self) -> RoundedWeight:
         """Return the rounding with the most bytes within the bound, of those that were tried."""
-        octaves = _octaves_for(self._weight / self._steps, 8 * self._aim / self._weight.numel())
-        codes = round_each(self._weight, scales_for(self._weight, 2**octaves * self._steps)).codes
+        octaves = _octaves_for(self._weight / self._scales.steps, 8 * self._aim / self._weight.numel())
+        codes = round_each(self._weight, self._scales.at(2**octaves)).codes
         aim = self._aim * (1 + _LOST)
         root = self._root(aim)
         for _ in range(_ROUGH_TRIES):
@@ -177,7 +196,7 @@ class _Search:
 
     def _round(self, octaves: float, codes: Tensor, *, sweeps: int) -> tuple[RoundedWeight, int]:
         """Return the rounding for c = 2^octaves, given similar codes, and its bytes; about, without sweeps."""
-        target = RateTarget.of(self._weight, self._steps, self._importance, 2**octaves, like=codes)
+        target = RateTarget.of(self._scales, self._importance, 2**octaves, like=codes)
         rounded, _ = round_for_rate(self._weight, self._gram, target)
         rounded = improve_for_rate(self._weight, self._gram, rounded, target.worth, sweeps=sweeps)
         if not sweeps:
@@ -196,7 +215,7 @@ class _PlainSearch:
     """
 
     def __init__(self, weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, " d_out"], most_bytes: int) -> None:
-        self._weight, self._steps, self._most = weight, steps, most_bytes
+        self._weight, self._scales, self._most = weight, StepScales.of(weight, steps), most_bytes
 
     def best(self) -> RoundedWeight:
         """Return the rounding with the most bytes within the bound, of those that were tried."""
@@ -206,7 +225,7 @@ class _PlainSearch:
         for tries in itertools.count():
             if best is not None and (tries >= _TRIES or most >= self._most * (1 - _PLAIN_SLACK)):
                 return best
-            rounded = round_each(self._weight, scales_for(self._weight, 2**octaves * self._steps))
+            rounded = round_each(self._weight, self._scales.at(2**octaves))
             stream = encode_codes(rounded.codes.T.reshape(-1))
             size = len(stream)
             if most < size <= self._most:
@@ -217,7 +236,7 @@ class _PlainSearch:
     def _about(self, aim: float) -> float:
         """Return the octaves at which some of the outputs have their part of the bytes."""
         every = max(1, self._weight.shape[1] // _SEARCHED_OUTPUTS)
-        parts = self._weight[:, ::every] / self._steps[::every]
+        parts = self._weight[:, ::every] / self._scales.steps[::every]
         return _octaves_for(parts, 8 * aim / (1 + _ABOVE_ENTROPY) / self._weight.numel())
 
 

@@ -32,10 +32,9 @@ def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[Cod
         sample: its outputs, or some of them.
         formats: the formats.
     """
-    importance, largest = _input_importance(problem), float(sample.weight.abs().amax())
-    squares = []
+    importance, squares = _input_importance(problem), []
     for code_format in formats:
-        exponent = exponent_above(largest / 2 ** (code_format.bits - 1), code_format)
+        exponent = exponent_above(sample.largest / 2 ** (code_format.bits - 1), code_format)
         scales = search_scales(sample.weight, importance, code_format, exponent=exponent)
         squares.append(_squares(sample, scales))
     candidates = [

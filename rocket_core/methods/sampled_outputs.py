@@ -46,6 +46,7 @@ class SampledOutputs:
             to the norm of an output's weights; the energy of an output may be far larger, in the few that carry massive
             activations.
         weight_energy: weighted squared norm of the sample's weight.
+        largest: largest absolute entry of the sample's weight.
     """
 
     problem: LayerProblem
@@ -55,6 +56,7 @@ class SampledOutputs:
     energy: float
     share: float
     weight_energy: float
+    largest: float
 
     @classmethod
     def of(cls, problem: LayerProblem) -> "SampledOutputs":
@@ -65,7 +67,7 @@ class SampledOutputs:
         weight = problem.weight[:, outputs].to(problem.precision).contiguous()
         lengths = importance * column_energies(problem.weight)
         sums = [energies.sum(), lengths[outputs].sum(), lengths.sum(), squared_norm(weight, importance[outputs])]
-        energy, sampled, length, weight_energy = torch.stack(sums).tolist()
+        energy, sampled, length, weight_energy, largest = torch.stack([*sums, weight.abs().amax()]).tolist()
         return cls(
             problem=problem,
             outputs=outputs,
@@ -74,6 +76,7 @@ class SampledOutputs:
             energy=energy,
             share=sampled / length if sampled > 0 else 1.0,
             weight_energy=weight_energy,
+            largest=largest,
         )
 
     @property

@@ -8,6 +8,7 @@ import torch
 
 from rocket_core.linalg.entropy_rounding import (
     RateTarget,
+    StepScales,
     bit_worth,
     code_lengths,
     entropy_bits,
@@ -15,7 +16,6 @@ from rocket_core.linalg.entropy_rounding import (
     relative_steps,
     round_each,
     round_for_rate,
-    scales_for,
 )
 from rocket_core.linalg.rounding import gptq
 from tests.reference import rounding as reference
@@ -28,7 +28,7 @@ def importance_of(d_out, seed=0):
 
 
 def rounded_at(weight, gram, importance, c, *, sweeps=0):
-    target = RateTarget.of(weight, relative_steps(gram, importance), importance, c)
+    target = RateTarget.of(StepScales.of(weight, relative_steps(gram, importance)), importance, c)
     rounded, _ = round_for_rate(weight, gram, target)
     return improve_for_rate(weight, gram, rounded, target.worth, sweeps=sweeps)
 
@@ -49,7 +49,7 @@ def objective(weight, gram, rounded, lengths, worth):
 def test_each_code_is_the_cheaper_of_two(d_in, d_out, c):
     weight, gram = random_layer(d_in, d_out, seed=d_in)
     importance = importance_of(d_out)
-    target = RateTarget.of(weight, relative_steps(gram, importance), importance, c)
+    target = RateTarget.of(StepScales.of(weight, relative_steps(gram, importance)), importance, c)
     scales, lengths, worth = target.scales, target.lengths, target.worth
     assert torch.equal(lengths, code_lengths(round_each(weight, scales).codes))
     found = round_for_rate(weight, gram, target)[0].codes.numpy()
@@ -76,7 +76,7 @@ def test_each_code_is_the_cheaper_of_two(d_in, d_out, c):
 
 def test_bits_of_no_worth_leave_gptq():
     weight, gram = random_layer(70, 5)
-    scales = scales_for(weight, 0.5 * relative_steps(gram, torch.ones(5)))
+    scales = StepScales.of(weight, relative_steps(gram, torch.ones(5))).at(0.5)
     target = RateTarget(scales=scales, lengths=torch.zeros(255).double(), worth=torch.zeros(5).double())
     rounded, _ = round_for_rate(weight, gram, target)
     assert torch.equal(rounded.codes, gptq(weight, gram, scales).codes)
@@ -107,7 +107,7 @@ def test_at_high_rate_every_entry_has_the_error_of_theory():
     weight, gram = random_layer(96, 200, spread=2.0)
     importance = importance_of(200)
     c = 2.0**-3
-    scales = scales_for(weight, c * relative_steps(gram, importance))
+    scales = StepScales.of(weight, relative_steps(gram, importance)).at(c)
     found = weighted_error(weight, gram, gptq(weight, gram, scales), importance)
     # Inputs differ in what they can compensate.
     pivots = gram.factor.diagonal()
@@ -129,7 +129,7 @@ def test_at_equal_entropy_there_is_less_error(bits):
         return weighted_error(weight, gram, make(2**high), importance)
 
     steps = relative_steps(gram, importance)
-    plain = error_at(lambda c: gptq(weight, gram, scales_for(weight, c * steps)))
+    plain = error_at(lambda c: gptq(weight, gram, StepScales.of(weight, steps).at(c)))
     weighed = error_at(lambda c: rounded_at(weight, gram, importance, c))
     swept = error_at(lambda c: rounded_at(weight, gram, importance, c, sweeps=2))
     assert weighed < plain
@@ -138,13 +138,13 @@ def test_at_equal_entropy_there_is_less_error(bits):
 
 def test_steps_are_stored_within_a_12th_of_an_octave():
     steps = torch.logspace(-3, 0, 50, dtype=torch.float64)
-    stored = scales_for(torch.zeros(7, 50).double(), steps).values(torch.float64)[0]
+    stored = StepScales.of(torch.zeros(7, 50).double(), steps).at(1.0).values(torch.float64)[0]
     assert float((stored / steps).log2().abs().max()) <= 1 / 12 + 1e-9
 
 
 def test_the_largest_weight_has_a_code():
     weight = torch.tensor([[1.0, -300.0], [0.5, 2.0]], dtype=torch.float64)
-    scales = scales_for(weight, torch.full((2,), 0.01).double())
+    scales = StepScales.of(weight, torch.full((2,), 0.01).double()).at(1.0)
     parts = weight / scales.values(torch.float64)
     assert 100 < float(parts[:, 1].abs().max()) < 127
     assert 90 < float(parts[0, 0]) < 110

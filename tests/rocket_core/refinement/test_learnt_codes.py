@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from rocket_core.layers.code_stream import encode_codes
-from rocket_core.linalg.entropy_rounding import round_each, scales_for
+from rocket_core.linalg.entropy_rounding import StepScales, round_each
 from rocket_core.linalg.integer_codes import search_scales
 from rocket_core.linalg.rounding import round_to_nearest
 from rocket_core.refinement import LearntCodes
@@ -32,7 +32,7 @@ def fixed(bits=3, seed=0):
 def coded(seed=0, step=0.7):
     """Return an entropy-coded layer, and the weight that it rounds."""
     weight = weight_of(seed)
-    rounded = round_each(weight, scales_for(weight, torch.full((D_OUT,), step)))
+    rounded = round_each(weight, StepScales.of(weight, torch.full((D_OUT,), step)).at(1.0))
     assert rounded.scales.format == coded_format(D_IN)
     return LearntCodes(rounded, weight.T, None), rounded, weight
 

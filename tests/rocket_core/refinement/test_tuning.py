@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rocket_core.linalg.entropy_rounding import round_each, scales_for
+from rocket_core.linalg.entropy_rounding import StepScales, round_each
 from rocket_core.refinement import BlockTuning, LearntCodes
 from rocket_core.refinement import tuning as module
 
@@ -21,7 +21,7 @@ class Block(nn.Module):
         generator = torch.Generator().manual_seed(0)
         self.norm = nn.LayerNorm(WIDTH)
         weight = torch.randn(WIDTH, WIDTH, generator=generator) / WIDTH**0.5
-        rounded = round_each(weight, scales_for(weight, torch.full((WIDTH,), 0.2)))
+        rounded = round_each(weight, StepScales.of(weight, torch.full((WIDTH,), 0.2)).at(1.0))
         self.first = LearntCodes(rounded, weight.T, None)
         self.last = nn.Linear(WIDTH, WIDTH)
         with torch.no_grad():
