@@ -7,11 +7,12 @@ concatenated by columns), and errors weighted by output (W with scaled columns; 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int32
+from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
 from rocket_core.config import Sparsification, WeightMetric
@@ -79,8 +80,7 @@ class Factorization:
     """A factored layer: W ≈ D @ C.
 
     The dictionary and both errors are computed on request, since profiling needs one error and compression the rest.
-    All three raise `IllConditionedGramError` if the coefficients are linearly dependent despite the ridge: whether
-    they are is left on the device until then, where it is read with the error.
+    All three raise `IllConditionedGramError` if the coefficients are linearly dependent despite the ridge.
 
     Attributes:
         layer: the factorized layer.
@@ -88,7 +88,7 @@ class Factorization:
         support: where C may be nonzero; None if everywhere.
         cholesky: lower-triangular factor of CCᵀ + μR.
         nnz: number of stored coefficients.
-        failed: 0 unless that, or a matrix on the way to it, is not positive definite.
+        failed: 0 unless that, or a matrix on the way to it, is not positive definite; left on the device until read.
         atoms: any A close to the whitened dictionary, in the coordinates of SW's left singular vectors; only the
             accuracy of `reconstruction_error` depends on it. None stands for the first singular values on the diagonal.
     """
@@ -108,7 +108,7 @@ class Factorization:
 
     def dictionary(self) -> Float[Tensor, "d_in rank"]:
         """Return D = W Cᵀ (CCᵀ + μR)⁻¹, the least-squares dictionary in both the original and the whitened space."""
-        self._check(int(self.failed))
+        self._read(self.failed)
         return torch.cholesky_solve(self.coefficients @ self.layer.weight.mT, self.cholesky).mT
 
     def weight_error(self) -> float:
@@ -154,17 +154,14 @@ class Factorization:
         explained: Tensor = torch.linalg.vecdot(solved, solved).sum(dtype=torch.float64)
         return explained
 
-    def _read(self, number: Float64[Tensor, ""]) -> float:
+    def _read(self, number: Tensor) -> float:
         value, failed = torch.stack([number, self.failed]).tolist()
-        self._check(failed)
-        return float(value)
-
-    def _check(self, failed: float) -> None:
         if failed != 0:
             raise IllConditionedGramError(
                 f"the coefficients kept at rank {self.rank} are linearly dependent; raise the ridge setting, or use "
                 "precision float64"
             )
+        return float(value)
 
 
 def prepare_layer(
@@ -351,16 +348,10 @@ def with_best_dictionary(
     """
     energy = torch.linalg.vector_norm(coefficients, dim=1)
     scale = torch.where(energy > 0, energy, 1)
-    coefficients = coefficients / scale[:, None]
-    cholesky, failed = _regularised_cholesky(coefficients @ coefficients.mT, layer.settings.ridge)
+    scaled, atoms = coefficients / scale[:, None], atoms * scale
+    cholesky, failed = _regularised_cholesky(scaled @ scaled.mT, layer.settings.ridge)
     return Factorization(
-        layer=layer,
-        coefficients=coefficients,
-        support=support,
-        cholesky=cholesky,
-        nnz=nnz,
-        failed=failed,
-        atoms=atoms * scale,
+        layer=layer, coefficients=scaled, support=support, cholesky=cholesky, nnz=nnz, failed=failed, atoms=atoms
     )
 
 
@@ -383,14 +374,10 @@ def weight_distance(
         tiny = torch.finfo(weight.dtype).tiny
         cosines = torch.nn.functional.cosine_similarity(weight, approximation, dim=0, eps=tiny)
         return max(0.0, 1 - float(cosines.mean()))
-    if metric == "l1":
-        return _relative(float(difference.abs().sum()), float(weight.abs().sum()))
-    if metric == "spectral":
-        return _relative(float(torch.linalg.matrix_norm(difference, 2)), float(torch.linalg.matrix_norm(weight, 2)))
-    return _relative(float(torch.linalg.matrix_norm(difference)), float(torch.linalg.matrix_norm(weight)))
-
-
-def _relative(part: float, total: float) -> float:
+    norm: Callable[[Tensor], Tensor] = torch.linalg.matrix_norm
+    if metric != "frobenius":
+        norm = partial(torch.linalg.matrix_norm, ord=2) if metric == "spectral" else lambda matrix: matrix.abs().sum()
+    part, total = float(norm(difference)), float(norm(weight))
     return part / total if total > 0 else 0.0
 
 

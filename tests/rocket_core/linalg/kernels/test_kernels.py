@@ -11,7 +11,7 @@ import torch
 
 from rocket_core.linalg import block_scales, integer_codes, kernels, rounding
 from rocket_core.linalg.block_scales import search_block_scales
-from rocket_core.linalg.entropy_rounding import RateTarget, improve_for_rate, relative_steps, round_for_rate
+from rocket_core.linalg.entropy_rounding import RateTarget, StepScales, improve_for_rate, relative_steps, round_for_rate
 from rocket_core.linalg.integer_codes import search_scales
 from rocket_core.linalg.kernels import reference
 from rocket_core.sizes.block_types import BLOCK_FORMATS
@@ -40,7 +40,7 @@ def codes_by(implementation, weight, gram):
             rounded = rounding.gptq(weight, gram, grid)
             results += [rounded.codes, *descended(weight, gram, rounded)]
         ones = torch.ones(weight.shape[1], dtype=weight.dtype, device=weight.device)
-        target = RateTarget.of(weight, relative_steps(gram, ones), ones, 1.0)
+        target = RateTarget.of(StepScales.of(weight, relative_steps(gram, ones)), ones, 1.0)
         rounded, _ = round_for_rate(weight, gram, target)
         results += [rounded.codes, improve_for_rate(weight, gram, rounded, target.worth).codes]
     return results
