@@ -72,6 +72,11 @@ class Engine:
     classes: tuple[str, ...] = ()
     sixteen_bits: bool = False
 
+    @property
+    def runtime(self) -> str:
+        """The program that runs its files, which some engines share: their names have a format after a hyphen."""
+        return self.name.partition("-")[0]
+
 
 _DENSE_FAMILIES = (
     "LlamaForCausalLM",
