@@ -378,8 +378,9 @@ class MethodOptions(FrozenModel):
     engine: EngineName = "rocket"
     """program that will run the result: `rocket` (default) is `transformers` with `rocket_core.hf`, which reads every
     kind; for `vllm`, `llama.cpp` and `mlx` layers are quantized in formats that they read, the budget counts bytes, and
-    the artifact is one of compressed-tensors, a GGUF file or a folder for mlx-lm. `vllm-fp8` and `vllm-nvfp4` are vLLM
-    with floating-point codes, and inputs rounded to FP8 when it computes. Costs nothing.
+    the artifact is one of compressed-tensors, a GGUF file or a folder for mlx-lm. `vllm-int8`, `vllm-fp8` and
+    `vllm-nvfp4` are vLLM with codes that processors multiply, and inputs rounded to 8 bits when it computes. Costs
+    nothing.
     """
     objective: Objective = "fisher"
     """error that the knapsack sums over layers: `weight` (the paper: relative error in the original space, under a cap

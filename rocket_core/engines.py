@@ -14,10 +14,10 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator
 
-from rocket_core.sizes.block_types import BLOCK_TYPES, FLOAT_TYPES, MLX_TYPES
+from rocket_core.sizes.block_types import BLOCK_TYPES, MLX_TYPES
 from rocket_core.sizes.code_format import ANY_CODES, CodeChoices
 
-EngineName = Literal["rocket", "vllm", "vllm-fp8", "vllm-nvfp4", "llama.cpp", "mlx"]
+EngineName = Literal["rocket", "vllm", "vllm-int8", "vllm-fp8", "vllm-nvfp4", "llama.cpp", "mlx"]
 ExportKind = Literal["rocket", "dense", "compressed-tensors", "gguf", "mlx"]
 LaterExport = Literal["dense", "gguf", "compressed-tensors"]
 """Exports that can be made from a finished `rocket` one."""
@@ -72,6 +72,11 @@ class Engine:
     classes: tuple[str, ...] = ()
     sixteen_bits: bool = False
 
+    @property
+    def runtime(self) -> str:
+        """The program that runs its files, which some engines share: their names have a format after a hyphen."""
+        return self.name.partition("-")[0]
+
 
 _DENSE_FAMILIES = (
     "LlamaForCausalLM",
@@ -119,13 +124,22 @@ VLLM = Engine(
 )
 """vLLM, which reads `pack-quantized` files of compressed-tensors."""
 
-VLLM_FP8 = replace(
+VLLM_INT8 = replace(
     VLLM,
+    name="vllm-int8",
+    title="vLLM (INT8)",
+    codes=CodeChoices(bits=(), group_sizes=(), alone=True, blocks=("INT8",)),
+    experts_agree=None,
+    mixtures=(),
+    layer_bytes=0,
+)
+"""vLLM with INT8 weights and inputs (`int-quantized`), which CPUs and GPUs from Turing to Hopper multiply."""
+
+VLLM_FP8 = replace(
+    VLLM_INT8,
     name="vllm-fp8",
     title="vLLM (FP8)",
     codes=CodeChoices(bits=(), group_sizes=(), alone=True, blocks=("FP8",)),
-    experts_agree=None,
-    mixtures=(),
     # Its dtype has a longer name in the header than others.
     layer_bytes=3,
 )
@@ -135,7 +149,7 @@ VLLM_NVFP4 = replace(
     VLLM_FP8,
     name="vllm-nvfp4",
     title="vLLM (NVFP4)",
-    codes=CodeChoices(bits=(), group_sizes=(), alone=True, blocks=FLOAT_TYPES),
+    codes=CodeChoices(bits=(), group_sizes=(), alone=True, blocks=("FP8", "NVFP4")),
     # weight_global_scale, and the name.
     layer_bytes=7,
 )
@@ -176,5 +190,5 @@ MLX = Engine(
 PUSHED_FIRST: tuple[ExportKind, ...] = ("rocket", "gguf", "mlx", "compressed-tensors", "dense")
 """Exports by precedence: without a choice, the first that a job has is pushed to the Hub."""
 ENGINES: Mapping[EngineName, Engine] = MappingProxyType(
-    {engine.name: engine for engine in (ROCKET, VLLM, VLLM_FP8, VLLM_NVFP4, LLAMA_CPP, MLX)}
+    {engine.name: engine for engine in (ROCKET, VLLM, VLLM_INT8, VLLM_FP8, VLLM_NVFP4, LLAMA_CPP, MLX)}
 )

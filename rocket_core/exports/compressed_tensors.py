@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from rocket_core.candidates import PACKED_NAMES
 from rocket_core.checkpoint import TensorPlan, plan_tensor
 from rocket_core.experts import expert_projection, unfused_modules
-from rocket_core.exports import float_tensors
+from rocket_core.exports import block_tensors
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.sizes.block_types import BlockType
 from rocket_core.sizes.code_format import CodeFormat
@@ -148,7 +148,7 @@ def _key(form: CodeFormat | BlockType, d_in: int) -> tuple[int, int] | BlockType
 
 def _scheme(key: tuple[int, int] | BlockType) -> dict[str, Any]:
     if isinstance(key, str):
-        return float_tensors.scheme(key)
+        return block_tensors.scheme(key)
     bits, group = key
     return {
         "weights": {

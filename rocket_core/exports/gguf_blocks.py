@@ -1,4 +1,4 @@
-"""Bytes of weights under block types: those of llama.cpp's files, and in a work folder those of MLX and of GPUs."""
+"""Bytes of weights under block types: those of llama.cpp's files, and in a work folder those of MLX and vLLM."""
 
 import functools
 import operator
@@ -16,6 +16,8 @@ from rocket_core.sizes.block_types import BLOCK_FORMATS, MLX_TYPES, BlockFormat,
 
 _Source = Literal["codes", "scales", "minima"]
 
+# Types whose codes are stored in two's complement.
+_SIGNED_BYTES = ("Q8_0", "INT8")
 # Entries that are packed at once.
 _TOGETHER = 2**22
 
@@ -136,6 +138,7 @@ _LAYOUTS: dict[BlockType, tuple[str | _Run, ...]] = {
         _D,
     ),
     "Q2_K": ((_Bits("scales", 4, 1, 16), _Bits("minima", 4, 1, 16, at=4)), _CRUMBS, _D, _E),
+    "INT8": (_D, (_Bits("codes", 8, 1, 16),)),
     "FP8": (_D, (_Bits("codes", 8, 1, 16),)),
     "NVFP4": (_D, (_Bits("codes", 4, 2, 8, interleaved=True),)),
     **{name: (_D, _E, (_Stream((len(BLOCK_FORMATS[name].levels) - 1).bit_length()),)) for name in MLX_TYPES},
@@ -245,10 +248,10 @@ def _stored_zero(block_format: BlockFormat) -> int:
 def _stored_codes(codes: Int[Tensor, "blocks size"], block_format: BlockFormat) -> Int16[Tensor, "blocks size"]:
     """Return what is stored for each level."""
     levels = block_format.levels
-    if block_format.name == "Q8_0":
+    if block_format.name in _SIGNED_BYTES:
         return codes.to(torch.int16)
     places = torch.searchsorted(torch.tensor(levels, dtype=codes.dtype), codes).to(torch.int16)
-    if not block_format.floating:
+    if not block_format.positive:
         return places
     signed = places - len(levels) // 2
     return torch.where(signed < 0, _sign_bit(block_format) - signed, signed)
@@ -256,10 +259,10 @@ def _stored_codes(codes: Int[Tensor, "blocks size"], block_format: BlockFormat) 
 
 def _codes(stored: Int16[Tensor, "blocks size"], block_format: BlockFormat) -> Int[Tensor, "blocks size"]:
     """Return the level of each stored number."""
-    if block_format.name == "Q8_0":
+    if block_format.name in _SIGNED_BYTES:
         return stored.to(torch.uint8).view(torch.int8)
     levels, places = block_format.levels, stored.long()
-    if block_format.floating:
+    if block_format.positive:
         sign = _sign_bit(block_format)
         places = torch.where(places < sign, places, sign - places) + len(levels) // 2
     return torch.tensor(levels, dtype=Levels.of(levels).dtype)[places]

@@ -123,7 +123,7 @@ def in_half(values: Float[Tensor, "*shape"], block_format: BlockFormat) -> Float
     """Round scales to what blocks store; none becomes zero, so that every code has a meaning, and none infinite."""
     least, most = block_format.limits
     values = values / block_format.unit
-    within = values.clamp(least, most) if block_format.floating else values.abs().clamp(least, most).copysign(values)
+    within = values.clamp(least, most) if block_format.positive else values.abs().clamp(least, most).copysign(values)
     return within.to(HALVES[block_format.halves])
 
 

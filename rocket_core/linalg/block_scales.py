@@ -139,14 +139,14 @@ def search_block_scales(
 def _real_scales(groups: _Groups) -> Float[Tensor, "groups d_out"]:
     """Return the best real scale of each group among tries of both signs, each with its least-squares refinement.
 
-    Scales of floating-point codes are positive, and those that can be stored, which may be far apart.
+    Positive scales are those that can be stored, which may be far apart.
     """
-    levels, floating = groups.format.levels, groups.format.floating
+    levels, positive = groups.format.levels, groups.format.positive
     largest = groups.values.abs().amax(dim=1).clamp_min_(_TINY) / max(-levels[0], levels[-1])
     best, least = largest.clone(), _no_errors_yet(largest)
 
     def storable(scales: Float[Tensor, "groups d_out"]) -> Float[Tensor, "groups d_out"]:
-        return from_half(in_half(scales, groups.format), groups.format, scales.dtype) if floating else scales
+        return from_half(in_half(scales, groups.format), groups.format, scales.dtype) if positive else scales
 
     def attempt(tried: Float[Tensor, "groups d_out"]) -> None:
         nonlocal best, least
@@ -158,7 +158,7 @@ def _real_scales(groups: _Groups) -> Float[Tensor, "groups d_out"]:
         least, best = torch.where(better, error, least), torch.where(better, fitted, best)
 
     for step in range(math.ceil(-math.log2(_LEAST_PART) * _TRIES_PER_OCTAVE) + 1):
-        for sign in (1,) if floating else (1, -1):
+        for sign in (1,) if positive else (1, -1):
             attempt(largest * (sign * 2.0 ** (-step / _TRIES_PER_OCTAVE)))
     coarse = best
     for step in range(1, _FINE_TRIES + 1):

@@ -41,8 +41,8 @@ Each layer has its own bits and size of groups, chosen within the size of the fi
 head included. mlx-lm reads the folder as it is.""",
     "compressed-tensors": """\
 Quantized layers are stored as formats of compressed-tensors that `config.json` names, with different bits
-for different layers. vLLM computes from the codes, and rounds the inputs of layers in FP8 as well; `transformers`
-decompresses each layer when it is first used.""",
+for different layers. vLLM computes from the codes, and rounds the inputs of layers in INT8 and FP8 as well;
+`transformers` decompresses each layer when it is first used.""",
 }
 
 

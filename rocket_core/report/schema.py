@@ -156,7 +156,7 @@ class LayerReport(FrozenModel):
     scale_bits: ScaleBits | None = None
     """bits of a scale; None unless quantized."""
     block_type: BlockType | None = None
-    """block type of llama.cpp, MLX or a GPU, instead of the three before it; None unless quantized for it."""
+    """block type of llama.cpp, MLX or vLLM, instead of the three before it; None unless quantized for it."""
     compression_ratio: float
     """fraction of this layer's parameters removed, [0, 1)."""
     reconstruction_error: float

@@ -1,10 +1,10 @@
-"""Block types: how llama.cpp, MLX and GPUs store a weight in a few bits. Loads no torch.
+"""Block types: how llama.cpp, MLX and vLLM store a weight in a few bits. Loads no torch.
 
 A row of a weight is cut into blocks, a block into groups of inputs. With the block's float16 numbers d and e and the
 group's integers s and m, an entry with code q is w = d·s·level(q) - e·m. Types without integers have s = 1, types
 without minima m = 0. A block of MLX is a group, whose d and e are in bfloat16.
 
-The types of GPUs have floating-point numbers as codes, whose levels are counted in the smallest of them.
+FP8 and NVFP4 have floating-point numbers as codes, whose levels are counted in the smallest of them.
 """
 
 from dataclasses import dataclass, replace
@@ -23,13 +23,13 @@ MlxType = Literal[
 ]
 # fmt: on
 """Bits and size of groups of MLX's affine quantization, by falling bits."""
-FloatType = Literal["FP8", "NVFP4"]
-"""Floating-point codes that GPUs multiply: E4M3 with a scale for each output, and E2M1 with one for 16 inputs."""
-BlockType = Literal[LlamaCppType, MlxType, FloatType]
+VllmType = Literal["INT8", "FP8", "NVFP4"]
+"""Codes that processors multiply: integers and E4M3 with a scale for each output, and E2M1 with one for 16 inputs."""
+BlockType = Literal[LlamaCppType, MlxType, VllmType]
 
 BLOCK_TYPES: tuple[BlockType, ...] = get_args(LlamaCppType)
 MLX_TYPES: tuple[BlockType, ...] = get_args(MlxType)
-FLOAT_TYPES: tuple[BlockType, ...] = get_args(FloatType)
+VLLM_TYPES: tuple[BlockType, ...] = get_args(VllmType)
 
 NVFP4_SCALE = 2.0**-9
 """What all scales of NVFP4 are multiplied by, the same in every layer.
@@ -62,7 +62,7 @@ class BlockFormat:
         halves: dtype of d and e.
         limits: least and largest magnitude of d and e as they are stored.
         unit: what is meant by a stored d of 1.
-        floating: whether codes are floating-point numbers, stored as sign and magnitude, and d is positive.
+        positive: whether d is positive, because levels are the same below and above zero.
     """
 
     name: BlockType
@@ -77,7 +77,7 @@ class BlockFormat:
     # What float16 represents.
     limits: tuple[float, float] = (2.0**-24, 65504.0)
     unit: float = 1.0
-    floating: bool = False
+    positive: bool = False
 
     @property
     def multiples(self) -> tuple[int, ...]:
@@ -135,6 +135,16 @@ def _signed(magnitudes: tuple[int, ...]) -> tuple[int, ...]:
 
 _small = partial(BlockFormat, block_size=32, group_size=32)
 _large = partial(BlockFormat, block_size=256)
+# Scales that float16 represents as bfloat16 does.
+_row = partial(
+    BlockFormat,
+    block_size=0,
+    block_bytes=2,
+    group_size=0,
+    halves="bfloat16",
+    limits=(2.0**-17, 2.0**15),
+    positive=True,
+)
 
 
 def _affine(name: MlxType) -> BlockFormat:
@@ -167,18 +177,8 @@ _FORMATS = (
     _large(name="Q3_K", block_bytes=110, group_size=16, levels=tuple(range(-4, 4)), scales=(-32, 31)),
     _large(name="Q2_K", block_bytes=84, group_size=16, levels=tuple(range(4)), scales=(1, 15), largest_minimum=15),
     *map(_affine, get_args(MlxType)),
-    BlockFormat(
-        name="FP8",
-        block_size=0,
-        block_bytes=2,
-        group_size=0,
-        levels=_signed(_E4M3),
-        halves="bfloat16",
-        # So that float16 represents the scales as well.
-        limits=(2.0**-17, 2.0**15),
-        unit=2.0**-9,
-        floating=True,
-    ),
+    _row(name="INT8", levels=tuple(range(-127, 128))),
+    _row(name="FP8", levels=_signed(_E4M3), unit=2.0**-9),
     BlockFormat(
         name="NVFP4",
         block_size=16,
@@ -188,7 +188,7 @@ _FORMATS = (
         halves="float8_e4m3fn",
         limits=(2.0**-9, 448.0),
         unit=NVFP4_SCALE / 2,
-        floating=True,
+        positive=True,
     ),
 )
 BLOCK_FORMATS: dict[BlockType, BlockFormat] = {each.name: each for each in _FORMATS}

@@ -36,7 +36,7 @@ def cache_bytes(shape: ContextShape, fit: MemoryFit, engine: str, itemsize: int)
     Args:
         shape: what the layers keep.
         fit: the context.
-        engine: name of the engine: rocket (transformers), vllm or llama.cpp.
+        engine: `runtime` of the engine: rocket (transformers), vllm or llama.cpp.
         itemsize: bytes of a number of the model as it is stored.
 
     Raises:
@@ -45,7 +45,7 @@ def cache_bytes(shape: ContextShape, fit: MemoryFit, engine: str, itemsize: int)
     match engine:
         case "llama.cpp":
             return _llama_cpp_cache(shape, fit)
-        case "vllm" | "vllm-fp8" | "vllm-nvfp4":
+        case "vllm":
             return _vllm_cache(shape, fit)
         case "rocket":
             return _transformers_cache(shape, fit, itemsize)
@@ -72,7 +72,7 @@ def allowance_bytes(shape: ContextShape, fit: MemoryFit, engine: str, itemsize: 
             masks = 2 * sum(_llama_cpp_cells(shape, fit))
             logits = fit.batch * shape.vocabulary * _FLOAT32
             return _llama_cpp_chunk(fit) * (_FLOAT32 * numbers + masks) + logits + margin
-        case "vllm" | "vllm-fp8" | "vllm-nvfp4":
+        case "vllm":
             tokens, sequences = _vllm_step(fit)
             unused = fit.memory_bytes * 8 // 100
             return tokens * 2 * numbers + 3 * sequences * shape.vocabulary * _FLOAT32 + unused

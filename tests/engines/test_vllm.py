@@ -1,7 +1,7 @@
 """Exports for vLLM in vLLM on a CPU, which has nothing of Rocket installed: greedy tokens and their probabilities.
 
 Prompts are answered alone, as a batch, and by its OpenAI server over HTTP, with the chat template. vLLM's CPU kernels
-take FP8, and integer codes of 4 bits with AVX-512: for others, reference kernels are registered as a plugin.
+take INT8, FP8, and integer codes of 4 bits with AVX-512: for others, reference kernels are registered as a plugin.
 """
 
 import json
@@ -38,8 +38,9 @@ pytestmark = pytest.mark.engines
 # vLLM computes in bfloat16.
 TOLERANCE = 0.2
 BITS = (4.4, 5.0)
-# Inputs that differ by its rounding are rounded to FP8 differently as well.
-FORMATS = (*(("vllm", bits, TOLERANCE) for bits in BITS), ("vllm-fp8", 8.2, 0.5), ("vllm-nvfp4", 6.0, 0.5))
+# Inputs that differ by its rounding are rounded to 8 bits differently as well.
+ROUNDED = (("vllm-int8", 8.2, 0.5), ("vllm-fp8", 8.2, 0.5), ("vllm-nvfp4", 6.0, 0.5))
+FORMATS = (*(("vllm", bits, TOLERANCE) for bits in BITS), *ROUNDED)
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ def fitted(config: CompressionConfig, settings: Mapping[str, Any], itemsize: int
     shape, engine = context_shape(settings), config.reader
     fit = FittedMemory(
         **asked.model_dump(),
-        cache_bytes=cache_bytes(shape, asked, engine.name, itemsize),
-        engine_bytes=allowance_bytes(shape, asked, engine.name, itemsize),
+        cache_bytes=cache_bytes(shape, asked, engine.runtime, itemsize),
+        engine_bytes=allowance_bytes(shape, asked, engine.runtime, itemsize),
     )
     if fit.weights_bytes < 1:
         raise _is_too_small(fit, engine)

@@ -15,6 +15,7 @@ ALIGNMENT = 8
 _LONGEST_DTYPE = 4
 _PARTS: dict[EngineName, tuple[str, ...]] = {
     "vllm": PACKED_NAMES,
+    "vllm-int8": ("weight", "weight_scale"),
     "vllm-fp8": ("weight", "weight_scale"),
     "vllm-nvfp4": ("weight_packed", "weight_scale", "weight_global_scale"),
     "mlx": ("weight", "scales", "biases"),

@@ -11,7 +11,7 @@ from rocket_core.allocation import Allocation
 from rocket_core.allocation.predictor import Predictor
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import TensorPlan, checkpoint_bytes, plan_tensor
-from rocket_core.exports import compressed_tensors, float_tensors, mlx
+from rocket_core.exports import block_tensors, compressed_tensors, mlx
 from rocket_core.exports.gguf_file import ALIGNMENT
 from rocket_core.exports.gguf_model import GgufPlan
 from rocket_core.exports.gguf_writer import gguf_storage
@@ -151,7 +151,7 @@ def _tensors(run: Run, layer: LayerProfile, candidate: Candidate) -> dict[str, t
     shape, block_type = (layer.d_in, layer.d_out), candidate.block_type
     if block_type is not None:
         return (
-            float_tensors.part_shapes(shape, block_type, run.dtype)
+            block_tensors.part_shapes(shape, block_type, run.dtype)
             if _is_packed(run)
             else mlx.part_shapes(shape, block_type)
         )

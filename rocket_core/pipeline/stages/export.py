@@ -20,7 +20,7 @@ from rocket_core.checkpoint import (
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.engines import ExportKind
 from rocket_core.errors import FaultyResultError
-from rocket_core.exports import artifact_folder, compressed_tensors, float_tensors, mlx
+from rocket_core.exports import artifact_folder, block_tensors, compressed_tensors, mlx
 from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, write_model
 from rocket_core.layers import LayerEntry, quantization_config
 from rocket_core.pipeline.context import Run
@@ -275,7 +275,7 @@ def _plan_layer(
         case "compressed-tensors":
             floats = stored_blocks(work, layer.name)
             if floats is not None:
-                return float_tensors.plan_layer(base, shape, floats[0], run.dtype, floats[1].read)
+                return block_tensors.plan_layer(base, shape, floats[0], run.dtype, floats[1].read)
             return compressed_tensors.plan_layer(
                 base, shape, _code_format(work, layer.name), run.dtype, lambda: read_codes(work, layer.name, shape)
             )

@@ -6,13 +6,13 @@ from rocket_core.linalg.block_codes import in_half
 from rocket_core.linalg.block_rounding import refit_block_scales, round_to_blocks
 from rocket_core.linalg.block_scales import search_block_scales
 from rocket_core.linalg.rounding import gptq, improve, round_to_nearest
-from rocket_core.sizes.block_types import BLOCK_FORMATS, BLOCK_TYPES, FLOAT_TYPES
+from rocket_core.sizes.block_types import BLOCK_FORMATS, BLOCK_TYPES, VLLM_TYPES
 from tests.reference import rounding as reference
 from tests.reference.llama_cpp import dequantize, quantize
 from tests.rocket_core.linalg.test_rounding import random_layer
 
 D_IN = 256
-ALL_TYPES = (*BLOCK_TYPES, *FLOAT_TYPES)
+ALL_TYPES = (*BLOCK_TYPES, *VLLM_TYPES)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def test_every_step_reduces_the_error(layer, name):
     assert errors == sorted(errors, reverse=True)
     assert errors[1] < 0.8 * errors[0]
     least = error(layer, round_to_blocks(weight, gram, BLOCK_FORMATS[name], splitting=False))
-    # Scales of floating-point codes are few, and those at the start may be the best.
-    assert least < errors[-1] or (name in FLOAT_TYPES and least == errors[-1])
+    # Scales of these types are few, and those at the start may be the best.
+    assert least < errors[-1] or (name in VLLM_TYPES and least == errors[-1])
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)

@@ -27,11 +27,12 @@ def asking(engine="llama.cpp", **fit):
     return compression_config(fit=FIT | fit, engine=engine)
 
 
-@pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "rocket"])
+@pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "vllm-fp8", "rocket"])
 def test_the_rest_of_the_memory_is_the_target(engine):
     config = fitted(asking(engine), LLAMA, 2, "it")
     shape, asked = context_shape(LLAMA), MemoryFit(**FIT)
-    taken = cache_bytes(shape, asked, engine, 2) + allowance_bytes(shape, asked, engine, 2)
+    runtime = engine.removesuffix("-fp8")
+    taken = cache_bytes(shape, asked, runtime, 2) + allowance_bytes(shape, asked, runtime, 2)
     assert 0 < taken < 10**8
     assert config.target == ByBytes(target_bytes=10**8 - taken, fit=config.fit)
     assert (config.budget, config.target_bytes, asking(engine).target) == ("bytes", None, ByBytes(target_bytes=10**8))

@@ -19,7 +19,7 @@ from rocket_core.sizes.code_format import CodeFormat
 from tests.rocket_core.linalg.test_rounding import random_layer
 from tests.sampling import sweep
 
-BLOCK_TYPES = ("IQ4_NL", "Q4_K", "Q8_0", "FP8", "NVFP4")
+BLOCK_TYPES = ("IQ4_NL", "Q4_K", "Q8_0", "INT8", "FP8", "NVFP4")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 

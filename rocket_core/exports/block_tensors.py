@@ -1,8 +1,8 @@
-"""Layers of floating-point codes as compressed-tensors stores them, read by vLLM and by `transformers`.
+"""Layers of block types as compressed-tensors stores them, read by vLLM and by `transformers`.
 
-A layer L of FP8 (`float-quantized`) has the tensors
+A layer L of INT8 (`int-quantized`) or FP8 (`float-quantized`) has the tensors
 
-- `L.weight`: E4M3 codes,
+- `L.weight`: codes in int8 or E4M3,
 - `L.weight_scale`: a scale for each output, in the model's dtype,
 
 and one of NVFP4 (`nvfp4-pack-quantized`)
@@ -13,7 +13,7 @@ and one of NVFP4 (`nvfp4-pack-quantized`)
 
 References:
     compressed-tensors, `compressors/naive_quantized`, `compressors/nvfp4` and `quantization/quant_scheme.py` (the
-    presets `FP8_DYNAMIC` and `NVFP4A16`).
+    presets `INT8_W8A8`, `FP8_DYNAMIC` and `NVFP4A16`).
 """
 
 from collections.abc import Callable, Iterator
@@ -25,15 +25,24 @@ from torch import Tensor
 from rocket_core.checkpoint import TensorPlan, plan_tensor
 from rocket_core.sizes.block_types import BLOCK_FORMATS, NVFP4_SCALE, BlockType
 
+_WEIGHTS: dict[BlockType, torch.dtype] = {"INT8": torch.int8, "FP8": torch.float8_e4m3fn}
 _CODES = {"num_bits": 8, "type": "float", "symmetric": True}
-_SCHEMES: dict[BlockType, dict[str, Any]] = {
-    "FP8": {
-        "weights": {**_CODES, "strategy": "channel", "group_size": None, "dynamic": False},
+
+
+def _with_inputs(kind: str) -> dict[str, Any]:
+    codes = {**_CODES, "type": kind, "group_size": None}
+    return {
+        "weights": {**codes, "strategy": "channel", "dynamic": False},
         # vLLM finds the scale of each token when it computes.
-        "input_activations": {**_CODES, "strategy": "token", "group_size": None, "dynamic": True},
+        "input_activations": {**codes, "strategy": "token", "dynamic": True},
         "output_activations": None,
-        "format": "float-quantized",
-    },
+        "format": f"{kind}-quantized",
+    }
+
+
+_SCHEMES: dict[BlockType, dict[str, Any]] = {
+    "INT8": _with_inputs("int"),
+    "FP8": _with_inputs("float"),
     "NVFP4": {
         "weights": {
             **_CODES,
@@ -66,8 +75,8 @@ def part_shapes(
         dtype: dtype of the model.
     """
     d_in, d_out = shape
-    if block_type == "FP8":
-        return {"weight": (torch.float8_e4m3fn, (d_out, d_in)), "weight_scale": (dtype, (d_out, 1))}
+    if block_type in _WEIGHTS:
+        return {"weight": (_WEIGHTS[block_type], (d_out, d_in)), "weight_scale": (dtype, (d_out, 1))}
     return {
         "weight_packed": (torch.uint8, (d_out, d_in // 2)),
         "weight_scale": (torch.float8_e4m3fn, (d_out, d_in // BLOCK_FORMATS[block_type].group_size)),
@@ -93,7 +102,7 @@ def plan_layer(
         return read().view(shape[1], -1, block_bytes)[:, :, taken].flatten(1).contiguous()
 
     makers: dict[str, Callable[[], Tensor]] = {
-        "weight": lambda: part(slice(2, None)).view(torch.float8_e4m3fn),
+        "weight": lambda: part(slice(2, None)).view(_WEIGHTS[block_type]),
         "weight_scale": lambda: part(slice(2)).view(torch.bfloat16).to(dtype),
     }
     if block_type == "NVFP4":

@@ -1,4 +1,4 @@
-"""Models for vLLM in FP8 and NVFP4: files of compressed-tensors, read here by stock transformers."""
+"""Models for vLLM in INT8, FP8 and NVFP4: files of compressed-tensors, read here by stock transformers."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rocket_core.config import compression_config
-from rocket_core.engines import VLLM_FP8, VLLM_NVFP4
+from rocket_core.engines import VLLM_FP8, VLLM_INT8, VLLM_NVFP4
 from rocket_core.errors import InfeasibleBudgetError, UnsupportedArchitectureError
 from rocket_core.evaluation import load_model, open_model
 from rocket_core.inspection.checks.engine_limits import check_engine
@@ -71,9 +71,10 @@ def test_the_file_has_the_size_and_the_formats_of_the_report(result):
             assert len({described[first.replace(names[0], part)] for part in names}) == 1
 
 
-def test_transformers_computes_what_our_reconstruction_does(result, tokens):
-    loaded = AutoModelForCausalLM.from_pretrained(result[0] / "compressed-tensors", dtype="auto")
-    dense = AutoModelForCausalLM.from_pretrained(result[0] / "dense", dtype="auto")
+def check_in_transformers(output, tokens):
+    """Check that transformers computes what our reconstruction does, but for inputs that it rounds."""
+    loaded = AutoModelForCausalLM.from_pretrained(output / "compressed-tensors", dtype="auto")
+    dense = AutoModelForCausalLM.from_pretrained(output / "dense", dtype="auto")
     loaded(tokens[:, :2])  # decompresses it
     rounded = logits(loaded, tokens)
     for module in loaded.modules():
@@ -81,6 +82,10 @@ def test_transformers_computes_what_our_reconstruction_does(result, tokens):
         module.quantization_enabled = False
     assert torch.equal(logits(loaded, tokens), logits(dense, tokens))
     assert not torch.equal(rounded, logits(dense, tokens))
+
+
+def test_transformers_computes_what_our_reconstruction_does(result, tokens):
+    check_in_transformers(result[0], tokens)
 
 
 def test_the_evaluation_counts_rounded_inputs(result):
@@ -108,18 +113,22 @@ def test_rounding_to_nearest_in_the_same_formats_is_worse(result, tokens):
     assert divergence(ours) < 0.6 * divergence(plain)
 
 
-def test_fp8_takes_one_byte_for_a_weight(tmp_path):
-    chosen = {"engine": "vllm-fp8", "preset": "instant"}
+@pytest.mark.parametrize(("name", "stored"), [("int8", "int-quantized"), ("fp8", "float-quantized")])
+def test_a_weight_with_rounded_inputs_takes_a_byte(name, stored, tokens, tmp_path):
+    chosen = {"engine": f"vllm-{name}", "preset": "instant", "export": ("compressed-tensors", "dense")}
     report = compress(str(BUNDLED), tmp_path / "out", compression_config(**chosen, bits=8.1))
-    assert {layer.block_type for layer in report.layers} == {"FP8"}
+    assert {layer.block_type for layer in report.layers} == {name.upper()}
     config = json.loads((tmp_path / "out" / "compressed-tensors" / "config.json").read_text())["quantization_config"]
-    assert config["format"] == "float-quantized"
+    assert config["format"] == stored
     assert config["config_groups"]["group_0"]["input_activations"]["dynamic"]
+    check_in_transformers(tmp_path / "out", tokens)
     with pytest.raises(InfeasibleBudgetError, match="7 bits per weight are out of reach"):
         compress(str(BUNDLED), tmp_path / "less", compression_config(**chosen, bits=7))
 
 
-@pytest.mark.parametrize(("engine", "blocks"), [(VLLM_FP8, ("FP8",)), (VLLM_NVFP4, ("FP8", "NVFP4"))])
+@pytest.mark.parametrize(
+    ("engine", "blocks"), [(VLLM_INT8, ("INT8",)), (VLLM_FP8, ("FP8",)), (VLLM_NVFP4, ("FP8", "NVFP4"))]
+)
 def test_the_engine_decides_kinds_and_exports(engine, blocks):
     config = compression_config(engine=engine.name, target_bytes=10**6)
     assert (config.kinds, config.export, config.budget) == (("quantized",), ("compressed-tensors",), "bytes")
