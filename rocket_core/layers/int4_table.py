@@ -1,10 +1,10 @@
 """Tables of 4-bit codes that torch's kernel for int4 weights multiplies with, on x86 CPUs and in bfloat16.
 
 The kernel reads each code once, multiplies it with its scale and adds up in float32. It is faster than the kernels of
-`TableLayout`, but reads scales in bfloat16 only, for groups of 32 inputs at least. So a scale is rounded once, by at
+`RowLayout`, but reads scales in bfloat16 only, for groups of 32 inputs at least. So a scale is rounded once, by at
 most 2^-8 of it, which is also the most by which rounding to bfloat16 changes an entry of the dense weight.
 
-Codes of more than 4 bits are `16 h + l`, with h and l of 4 bits. They are a layer with twice as many inputs, each given
+Codes of 8 bits are `16 h + l`, with h and l of 4 bits. They are a layer with twice as many inputs, each given
 twice, whose scales are `16 s` for h and `s` for l.
 """
 
@@ -24,7 +24,7 @@ _KERNEL_BITS = 4
 # What the kernel subtracts from the codes that it reads.
 _HALF = 1 << (_KERNEL_BITS - 1)
 _GROUPS = (256, 128, 64, 32)
-# Codes in two parts have two scales, so that smaller groups take more memory than in the other tables.
+# Codes in two parts have two scales, so that smaller groups take much more memory than on disk.
 _LEAST_GROUP_OF_TWO = 64
 # Outputs that the kernel computes at a time, by instruction set; without these it has no vector code.
 _BLOCKS = {"AVX2": 32, "AVX512": 64}
@@ -73,8 +73,8 @@ class Int4Layout:
         d_in, d_out = shape
         block, shared = kernel_outputs(), min(code_format.group_size, d_in)
         sizes = [size for size in _GROUPS if shared % size == 0 and d_in % size == 0]
-        # Codes of 2 bits take less memory in the other tables.
-        if block is None or dtype != torch.bfloat16 or code_format.bits == _KERNEL_BITS // 2 or not sizes:
+        # Other codes would take more memory than on disk.
+        if block is None or dtype != torch.bfloat16 or code_format.bits % _KERNEL_BITS or not sizes:
             return None
         parts = -(-code_format.bits // _KERNEL_BITS)
         if parts > 1 and (block < _BLOCKS["AVX512"] or sizes[0] < _LEAST_GROUP_OF_TWO):
@@ -87,7 +87,7 @@ class Int4Layout:
         return [self.d_in, self.d_out, self.group_size, self.repeats, self.parts, self.block]
 
     @property
-    def memory_bytes(self) -> int:
+    def most_bytes(self) -> int:
         """Bytes of a table and of its scales, which come with zero points."""
         return self._filled * self.parts * (self.d_in // 2 + self._groups * 2 * torch.bfloat16.itemsize)
 

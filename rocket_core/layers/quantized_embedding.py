@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rocket_core.errors import RocketError
 from rocket_core.layers.code_tensors import check_codes, empty_codes, unpack_codes, unpack_outputs
 from rocket_core.layers.quantized_linear import QuantizedLinear
+from rocket_core.layers.row_layout import RowLayout
 from rocket_core.layers.scaled_embedding import rounds_scale
 from rocket_core.sizes.code_format import CodeFormat
 
@@ -173,8 +174,7 @@ class TiedEmbedding(QuantizedEmbedding):
 class TiedLinear(QuantizedLinear):
     """An output head that multiplies with the table of a quantized embedding.
 
-    Packed, both have the same tensors. Prepared for computing, the head has another form of the codes in addition, and
-    its state dict still contains the tensors of the embedding, so that one copy of them is saved.
+    Both have the same tensors, also where the head is prepared for computing on a CPU.
 
     Args:
         embedding: the embedding.
@@ -204,17 +204,14 @@ class TiedLinear(QuantizedLinear):
         """The embedding whose table it multiplies with."""
         return self._embedding[0]
 
-    @property
-    def preparing_bytes_on_cpu(self) -> int:
-        """See `StoredLinear`; the packed codes stay with the embedding."""
-        tabulated = self._can_tabulate(torch.device("cpu"), self.dtype)
-        return super().preparing_bytes_on_cpu + (self.embedding.weight.nbytes if tabulated else 0)
-
     def __setattr__(self, name: str, value: Any) -> None:
         # transformers ties weights again whenever it is asked to.
         if name == "weight" and not self.packed and value is self.embedding.weight:
             return
         super().__setattr__(name, value)
+
+    def _layout_in(self, dtype: torch.dtype) -> RowLayout:  # noqa: ARG002 (of the base class)
+        return RowLayout.of(self._shape, self.code_format, self.scale_exponent)
 
     def _packed_codes(self) -> Tensor:
         return self.embedding.weight

@@ -18,6 +18,8 @@ from rocket_core.layers.code_tensors import (
     unpack_codes,
     unpack_scales,
 )
+from rocket_core.layers.int4_table import Int4Layout
+from rocket_core.layers.row_layout import RowLayout
 from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.sizes.code_format import CodeFormat
@@ -34,8 +36,9 @@ class QuantizedLinear(StoredLinear):
 
     - packed, as on disk: every forward unpacks them;
     - unpacked: the dense weight is kept in addition, as a buffer that state dicts do not contain;
-    - as a table, on a CPU: see `layout_of`. The layer computes from codes and scales, adds up in float32, and rounds at
-      the end. Inputs that require gradients are multiplied with the dense weight, decoded each time.
+    - as a table, on a CPU: see `layout_of`; often the same bytes as packed. The layer computes from codes and scales,
+      adds up in float32, and rounds at the end. Inputs that require gradients are multiplied with the dense weight,
+      decoded each time.
 
     Its dtype is that of the stock layer that it replaces. It changes when the layer is cast; then the dense weight is
     computed again from the codes, so that it is rounded only once.
@@ -96,7 +99,7 @@ class QuantizedLinear(StoredLinear):
         if self.dtype not in _TABLE_DTYPES:
             return self.unpacking_bytes
         packed, _ = code_shapes(self._shape, self.code_format, self.coded_bytes).values()
-        return layout_of(self._shape, self.code_format, self.dtype).memory_bytes - packed[0]
+        return self._layout_in(self.dtype).most_bytes - packed[0]
 
     @property
     def tabulated(self) -> bool:
@@ -117,7 +120,7 @@ class QuantizedLinear(StoredLinear):
 
     @torch.no_grad()
     def tabulate_(self) -> "QuantizedLinear":
-        """Arrange the codes in a table: takes about as much memory as packed codes, and computes as fast as unpacked.
+        """Arrange the codes in a table: takes about as much memory as packed codes, and decodes about as fast as dense.
 
         Raises:
             RocketError: the layer is not on a CPU, or computes in float64.
@@ -128,9 +131,12 @@ class QuantizedLinear(StoredLinear):
                 f"{self.layer_name}: no kernel computes from codes in {self.dtype} on {self.stored.device}"
             )
         if not self.tabulated:
-            rounded, layout = self._rounded(), layout_of(self._shape, self.code_format, self.dtype)
-            self._replace_codes(nn.Parameter(layout.fill(rounded.codes), requires_grad=False))
-            self.dense, self.table_scales, self._layout = None, layout.scales(rounded.scales), layout
+            layout = self._layout_in(self.dtype)
+            self._check_once()
+            is_on_disk = self._is_on_disk(layout)
+            self._replace_codes(self._packed_codes() if is_on_disk else layout.fill(self._rounded().codes))
+            self.dense, self._layout = None, layout
+            self._prepare_scales()
         return self
 
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
@@ -169,7 +175,7 @@ class QuantizedLinear(StoredLinear):
         before = self._dtype
         after = fn(torch.empty(0, dtype=before, device=self.stored.device))
         tabulates = self.tabulated and self._can_tabulate(after.device, after.dtype)
-        if self.tabulated and not (tabulates and layout_of(self._shape, self.code_format, after.dtype) == self._layout):
+        if self.tabulated and not (tabulates and self._layout_in(after.dtype) == self._layout):
             self._replace_codes(self._packed_codes())
             self.table_scales, self._layout = None, None
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -186,7 +192,7 @@ class QuantizedLinear(StoredLinear):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         # What bytes mean to a kernel depends on the CPU.
-        if self._layout not in (None, layout_of(self._shape, self.code_format, self.dtype)):
+        if self._layout not in (None, self._layout_in(self.dtype)):
             raise RocketError(
                 f"{self.layer_name}: it was pickled on another CPU; save the model with save_pretrained, and load that"
             )
@@ -206,9 +212,9 @@ class QuantizedLinear(StoredLinear):
 
     def _multiply(self, input: Tensor) -> Tensor:  # noqa: A002
         assert self._layout is not None
-        assert self.table_scales is not None
         rows = input.detach().reshape(-1, self.in_features)
-        product = multiply(self._layout, rows, self.codes, self.table_scales)
+        scales = self.weight_scale if self.table_scales is None else self.table_scales
+        product = multiply(self._layout, rows, self.codes, scales)
         if self.bias is not None:
             product = product + self.bias
         return product.to(self.dtype).view(*input.shape[:-1], self.out_features)
@@ -219,10 +225,21 @@ class QuantizedLinear(StoredLinear):
         delattr(self, name)
         self.codes = codes if isinstance(codes, nn.Parameter) else nn.Parameter(codes, requires_grad=False)
 
+    def _layout_in(self, dtype: torch.dtype) -> CodeLayout:
+        """Return the form of codes that the layer computes with on this CPU in a dtype."""
+        coded = self.coded_bytes is not None
+        return layout_of(self._shape, self.code_format, self.scale_exponent, dtype, entropy_coded=coded)
+
+    def _is_on_disk(self, layout: CodeLayout | None) -> bool:
+        """Return whether files have the codes in this form; without one they are as in files."""
+        return layout is None or (isinstance(layout, RowLayout) and self.coded_bytes is None)
+
     def _prepare_scales(self) -> None:
-        assert self._layout is not None
-        scales = unpack_scales(self.weight_scale, self._shape, self.code_format, self.scale_exponent)
-        self.table_scales = self._layout.scales(scales)
+        """Arrange the scales if the form of codes needs other ones than those on disk."""
+        self.table_scales = None
+        if isinstance(self._layout, Int4Layout):
+            scales = unpack_scales(self.weight_scale, self._shape, self.code_format, self.scale_exponent)
+            self.table_scales = self._layout.scales(scales)
 
     @property
     def disk_coded_bytes(self) -> int | None:
@@ -239,11 +256,14 @@ class QuantizedLinear(StoredLinear):
             return RoundedWeight(
                 codes=self._layout.codes(self.codes), scales=scales, entropy_coded=self.coded_bytes is not None
             )
-        # Only once, as it waits for the device and cannot be compiled.
-        if not self._checked and not torch.compiler.is_compiling():
+        self._check_once()
+        return self._read(self.stored, self.weight_scale)
+
+    def _check_once(self) -> None:
+        # As it waits for the device and cannot be compiled.
+        if not self.tabulated and not self._checked and not torch.compiler.is_compiling():
             self._check(self.stored, self.weight_scale)
             self._checked = True
-        return self._read(self.stored, self.weight_scale)
 
     @torch.no_grad()
     def _decode(self, dtype: torch.dtype) -> Float[Tensor, "d_out d_in"]:
@@ -268,16 +288,21 @@ class QuantizedLinear(StoredLinear):
         return self._to_disk(self.codes) if self.tabulated else self.stored
 
     def _to_disk(self, unpacked: Tensor) -> Tensor:
-        return pack_codes(self._rounded())["weight"] if self.tabulated else unpacked
+        return unpacked if self._is_on_disk(self._layout) else pack_codes(self._rounded())["weight"]
 
     def _from_disk(self, weight: Tensor, state: Mapping[str, Any], prefix: str) -> Tensor:
         scales = state.get(prefix + "weight_scale", self.weight_scale)
         self._check(weight, scales)
-        if not self.tabulated and self.coded_bytes is None:
+        if self.coded_bytes is None and self._is_on_disk(self._layout):
             return weight
         # A damaged stream raises an error before parameters are overwritten.
         codes = self._read(weight, scales).codes
-        return weight if self._layout is None else self._layout.fill(codes)
+        if self._layout is None:
+            return weight
+        table = self._layout.fill(codes)
+        if table.shape != self.codes.shape:  # of blocks
+            self.codes.data = torch.empty_like(table)
+        return table
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

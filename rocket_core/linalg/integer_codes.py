@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
-from jaxtyping import Bool, Float, Int8, Shaped, UInt8
+from jaxtyping import Bool, Float, Float32, Int8, Shaped, UInt8
 from torch import Tensor
 
 from rocket_core.linalg.code_grids import Levels
@@ -86,6 +86,20 @@ class Scales:
     def rounded(self, codes: Int8[Tensor, "d_in d_out"]) -> "RoundedWeight":
         """Return the weight with these codes."""
         return RoundedWeight(codes=codes, scales=self)
+
+
+def scale_values(exponent: int, code_format: CodeFormat) -> tuple[Float32[Tensor, " scales"], float]:
+    """Return a number for each code of a scale, and what that is multiplied with for the scale; see `Scales.values`."""
+    if code_format.scale_bits == 16:
+        return _halves(), 2.0**exponent
+    octave, bits = code_format.steps_per_octave, code_format.scale_bits
+    return _table(exponent, octave, bits, torch.device("cpu"), torch.float32), 1.0
+
+
+@cache
+def _halves() -> Float32[Tensor, "65536"]:
+    """Return the numbers of float16 by their bits."""
+    return torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
 
 
 @lru_cache(_TABLES)

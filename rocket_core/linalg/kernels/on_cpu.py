@@ -130,7 +130,7 @@ def _inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     return numba.njit(inspect.unwrap(function), inline="always", error_model="numpy")  # type: ignore[no-any-return]
 
 
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function for the types of its arguments; sums are not reordered."""
     options: dict[str, Any] = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
     # Checks of types around it, as in tests, cannot be compiled.
@@ -158,7 +158,7 @@ def _nearest(part: Any, least: Any, largest: Any, whole: Any, table: Any) -> Any
     return table[place]
 
 
-@_compiled
+@compiled
 def _round_block(
     rest: Any,
     codes: Any,
@@ -200,7 +200,7 @@ def _round_block(
                     later[j] -= entry * error[j]
 
 
-@_compiled
+@compiled
 def _descend(
     codes: Any,
     slope: Any,
@@ -249,7 +249,7 @@ def _descend(
                 break
 
 
-@_compiled
+@compiled
 def _best_scales(
     weight: Any,
     importance: Any,
@@ -293,7 +293,7 @@ def _best_scales(
                         lowest[j], chosen[j] = downward[j], -scale[j]
 
 
-@_compiled
+@compiled
 def _code_moments(
     weight: Any,
     importance: Any,

@@ -66,9 +66,6 @@ def test_the_kernels_are_used_for_every_format(bits, group_size, scale_bits):
         # Scales are rounded as well, by as much as the entries of a dense weight.
         rounding = 2**-8 * (x.double().abs() @ rounded_weight(rounded).abs().T).amax().item()
         assert calls["aten::_weight_int4pack_mm_for_cpu"] == 1
-    else:
-        kernel = {2: "2bit", 3: "4bit", 4: "4bit"}.get(bits, "byte")
-        assert calls[f"quantized::embedding_bag_{kernel}_rowwise_offsets"] == 2
     torch.testing.assert_close(result, expected_of(rounded, x, None).bfloat16(), rtol=2**-7, atol=rounding)
     assert "aten::mm" not in calls
     assert "aten::addmm" not in calls
@@ -129,7 +126,7 @@ def test_casting_changes_the_form_of_the_table():
 def test_a_table_of_another_cpu_is_refused(monkeypatch):
     layer = make_layer("int4", torch.bfloat16)[0].tabulate_()
     stored = pickle.dumps(layer)
-    monkeypatch.setattr(quantized_linear, "layout_of", lambda *_: None)
+    monkeypatch.setattr(quantized_linear, "layout_of", lambda *_, **__: None)
     with pytest.raises(RocketError, match="another CPU; save the model with save_pretrained"):
         pickle.loads(stored)  # noqa: S301 (own bytes)
 
