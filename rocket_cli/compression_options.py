@@ -70,7 +70,7 @@ class CompressionOptions:
     size: int | None = _setting(
         "SIZE",
         "Maximum size of the weights on disk, in the format that --for decides: a number of bytes, or 500MB, "
-        "1.5GiB. Instead of --ratio.",
+        "1.5GiB. Instead of --ratio. Loaded weights may take more: --storage memory bounds them as well.",
         shown=False,
         parser=options.reader(parse_size),
     )
@@ -168,7 +168,10 @@ class CompressionOptions:
     )
     budget: BudgetUnit | None = _of_method("UNIT", "Unit of the ratio: parameters or bytes.", "parameters")
     storage: core.Storage | None = _of_method(
-        "WHAT", "What a size keeps small: the file, where layers may be entropy coded, or the memory as well.", "file"
+        "WHAT",
+        "What a size keeps small: the file, where layers may be entropy coded, which take about a bit per weight more "
+        "once they are loaded on a CPU; or the memory as well.",
+        "file",
     )
     engine: EngineName | None = _setting(
         "ENGINE",

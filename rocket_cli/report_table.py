@@ -18,7 +18,7 @@ from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationKi
 from rocket_core.report.answers import ComparedAnswer, Piece, pieces_after, pieces_before
 from rocket_core.report.calibration import NO_DATASET
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
-from rocket_core.report.headlines import quality_headline
+from rocket_core.report.headlines import headlines, quality_headline
 from rocket_core.report.healing import HealingReport
 from rocket_core.report.quality import EvaluationReport, quality_rows
 from rocket_core.report.run_commands import RunCommand, run_commands
@@ -71,6 +71,8 @@ def print_report(
         exported_by: the command that makes a dense export; None takes the one for exports that are there.
     """
     console = wide_console()
+    size = headlines(report)[0]
+    console.print(f"{size.name}: {size.value}; {size.detail}\n")
     prefix = common_prefix(layer.name for layer in report.layers)
     shown = report.layers if all_layers or len(report.layers) <= _MOST_ROWS else _extremes(report.layers)
     console.print(_layer_table(report, shown, prefix))

@@ -404,9 +404,9 @@ class MethodOptions(FrozenModel):
     """
     storage: Storage = "file"
     """what is to be small where the target counts bytes: the `file` (default), for which layers may be entropy coded,
-    which has about three quarters of the error at equal bytes but takes 8 bits per weight in memory; or `memory`, where
-    no layer is, and integer codes have scales for groups of 32 inputs or more, which are smaller and faster in memory.
-    Costs nothing.
+    which has about three quarters of the error at equal bytes, and takes about a bit per weight more in memory on a
+    CPU; or `memory`, where no layer is, and integer codes have scales for groups of 32 inputs or more, which are
+    faster. Costs nothing.
     """
     value_bits: ValueBits = 16
     """bits of each number that a compressed layer keeps (coefficients, atoms, sparse weights), where the budget counts

@@ -22,7 +22,7 @@ _CSRF_HEADER = "x-csrf-token"
 # The form field of each member of a request.
 _FIELDS = {
     **{f"calibration.{name}": name for name in ("dataset", "samples", "sequence_length", "seed", "column")},
-    **{f"options.{name}": name for name in ("preset", "ignore", "export", "include", "engine")},
+    **{f"options.{name}": name for name in ("preset", "ignore", "export", "include", "engine", "storage")},
     "options.heal_tokens": "heal",
     "target_bytes": "size",
     "fit.memory_bytes": "fit",
@@ -161,8 +161,7 @@ def _counts_bytes(fields: Fields) -> bool:
 
 def _common(fields: Fields) -> dict[str, Any]:
     options: dict[str, Any] = {"preset": fields.get("preset") or "fast"}
-    if fields.get("engine"):
-        options["engine"] = fields["engine"]
+    options |= {name: fields[name] for name in ("engine", "storage") if fields.get(name)}
     if fields.get("ignore"):
         options["ignore"] = fields["ignore"].replace(",", " ").split()
     if fields.get("include"):

@@ -57,7 +57,7 @@ _DEFAULTS = {
 _PREFILLED = (
     *(*_DEFAULTS, "model_id", "revision", "sequence_length", "seed", "size", "bits", "loss"),
     *("fit", "context", "batch", "kv_bits"),
-    *("ignore", "include"),
+    *("ignore", "include", "storage"),
     *("queue", "label", "improves", "evaluate", "evaluate_dataset", "prompts", "benchmark", "heal"),
     *("accept_kl", "accept_perplexity_increase"),
     *("hub_dataset", "column", "skip_bad_rows", "unpacked"),

@@ -143,12 +143,12 @@ class RowLayout:
         )
 
     def _tables(self, table: Tensor) -> tuple[Any, ...]:
-        """Return the arguments of kernels that tell of codes."""
+        """Return the arguments of kernels that describe codes."""
         starts = table[: 0 if self.bits else 8 * self.d_out].view(torch.int64)
         return table.numpy(), starts.numpy(), self.bits
 
     def _scales(self, scales: Tensor) -> tuple[Any, ...]:
-        """Return the arguments of kernels that tell of scales."""
+        """Return the arguments of kernels that describe scales."""
         values, unit = scale_values(self.exponent, self._format)
         return scales.numpy(), self.scale_bits, values.numpy(), unit, self.group_size
 

@@ -15,20 +15,25 @@ def lines(report: CompressionReport, capsys: pytest.CaptureFixture[str]) -> list
     return capsys.readouterr().out.splitlines()
 
 
+def test_the_first_line_states_the_size(lines: list[str]) -> None:
+    assert lines[0].startswith("Size: 12.34 MB; was 16.00 MB, 22.9% less")
+
+
 def test_each_layer_has_a_row_without_the_common_prefix(lines: list[str]) -> None:
-    assert lines[1].split() == ["layer", "kind", "rank", "nnz", "sparsity", "kept", "ratio", "weight", "error", "error"]
+    table = lines[2:]
+    assert table[1].split() == ["layer", "kind", "rank", "nnz", "sparsity", "kept", "ratio", "weight", "error", "error"]
     # 200 atoms of 1000 features and 50,000 of 200,000 coefficients are 250,000 of a million parameters,
     # of 2 bytes each, and a mask of 25,000 bytes.
     factored = ["0.attn.q_proj", "factored", "200", "50k", "75.0%", "250k", "75.0%", "4.20", "0.1250", "0.3750"]
-    assert lines[2].split() == factored
-    assert lines[3].split() == ["0.mlp.up_proj", "dense", "-", "-", "-", "2M", "0.0%", "16.00", "-", "-"]
-    assert lines[4].startswith("1.attn.q_proj ")
-    assert lines[6].split() == ["total", "4.5M", "25.0%", "12.07"]
+    assert table[2].split() == factored
+    assert table[3].split() == ["0.mlp.up_proj", "dense", "-", "-", "-", "2M", "0.0%", "16.00", "-", "-"]
+    assert table[4].startswith("1.attn.q_proj ")
+    assert table[6].split() == ["total", "4.5M", "25.0%", "12.07"]
     assert "All layer names begin with model.layers." in lines
 
 
 def test_columns_are_aligned(lines: list[str]) -> None:
-    table = lines[:7]
+    table = lines[2:9]
 
     assert len({len(line) for line in table}) == 1
     assert max(map(len, table)) <= 80

@@ -22,6 +22,14 @@ def test_the_default_is_this_library(page, client):
     assert "engine=rocket&" in page("GET", answer.headers["Location"]).text.replace("&amp;", "&")
 
 
+def test_a_target_may_bound_the_memory_as_well(page, client):
+    answer = page("POST", "/ui/new", data=BITS | {"storage": "memory"})
+    assert answer.status_code == 303
+    [job] = client.get("/jobs").json()["data"]
+    assert job["options"]["storage"] == "memory"
+    assert "storage=memory&" in page("GET", answer.headers["Location"]).text.replace("&amp;", "&")
+
+
 def test_an_unknown_engine_is_refused(page):
     answer = page("POST", "/ui/new", data=BITS | {"engine": "toaster"})
     assert answer.status_code == 422

@@ -60,7 +60,7 @@ def test_products_are_those_of_the_dense_weight(bits, layer):
 
 @pytest.mark.parametrize("shape", [(8, 3), (72, 5), (192, 7)])
 def test_entropy_coded_codes_take_the_bits_of_their_block(shape):
-    # Of each block of 64 inputs, the largest magnitudes need 2 to 8 bits.
+    # The largest magnitudes in blocks of 64 inputs need 2 to 8 bits.
     codes = torch.randint(-2, 2, shape, generator=torch.Generator().manual_seed(0), dtype=torch.int8)
     blocks = [(first, output) for first in range(0, shape[0], 64) for output in range(shape[1])]
     expected = 0

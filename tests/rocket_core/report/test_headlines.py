@@ -2,6 +2,7 @@
 
 import pytest
 
+from rocket_core.report.formatting import bytes_text
 from rocket_core.report.headlines import headlines
 from rocket_core.report.schema import ExportReport
 from tests.reference.reports import report_of_layers
@@ -15,6 +16,21 @@ def test_a_dense_export_is_not_said_to_be_smaller(kinds, expected):
     exports = tuple(ExportReport(kind=kind, folder=kind, stored_bytes=1) for kind in kinds)
     size = headlines(report_of_layers().model_copy(update={"exports": exports}))[0]
     assert size.detail.startswith(expected)
+
+
+def test_the_memory_of_entropy_coded_layers_is_told():
+    report = report_of_layers()
+    assert "in memory" not in headlines(report)[0].detail
+    layers = tuple(
+        layer.model_copy(update={"kind": kind})
+        for layer, kind in zip(report.layers, ("dense", "quantized", "entropy_coded", "entropy_coded"), strict=True)
+    )
+    exports = (ExportReport(kind="rocket", folder="rocket", stored_bytes=10**6),)
+    size = headlines(report.model_copy(update={"layers": layers, "exports": exports}))[0]
+    weights = sum(layer.d_in * layer.d_out for layer in layers[2:])
+    assert size.detail.endswith(f"; about {bytes_text(10**6 + round(1.1 * weights / 8))} in memory on a CPU")
+    exports = (ExportReport(kind="gguf", folder="gguf", stored_bytes=10**6),)
+    assert "in memory" not in headlines(report.model_copy(update={"layers": layers, "exports": exports}))[0].detail
 
 
 @pytest.mark.parametrize(
