@@ -168,10 +168,7 @@ class CompressionOptions:
     )
     budget: BudgetUnit | None = _of_method("UNIT", "Unit of the ratio: parameters or bytes.", "parameters")
     storage: core.Storage | None = _of_method(
-        "WHAT",
-        "What a size keeps small: the file, where layers may be entropy coded, which take about a bit per weight more "
-        "once they are loaded on a CPU; or the memory as well.",
-        "file",
+        "WHAT", "What a size keeps small: the file, where layers may be entropy coded, or the memory as well.", "file"
     )
     engine: EngineName | None = _setting(
         "ENGINE",

@@ -73,23 +73,7 @@ def print_report(
     console = wide_console()
     size = headlines(report)[0]
     console.print(f"{size.name}: {size.value}; {size.detail}\n")
-    prefix = common_prefix(layer.name for layer in report.layers)
-    shown = report.layers if all_layers or len(report.layers) <= _MOST_ROWS else _extremes(report.layers)
-    console.print(_layer_table(report, shown, prefix))
-    if len(shown) < len(report.layers):
-        ends = f"The {_EXTREMES} layers with the fewest bits per weight, and the {_EXTREMES} with the most"
-        console.print(f"{ends}; --table shows all {len(report.layers)}", style="dim")
-    if prefix:
-        console.print(f"All layer names begin with {prefix}", style="dim")
-    for reason, count in Counter(report.skipped.values()).items():
-        console.print(f"Not compressed: {count} {_plural('layer', count)} ({reason})", style="dim")
-    unseen = [name for name, tokens in report.experts.items() if tokens == 0]
-    if unseen:
-        console.print(
-            f"No calibration token was routed to {len(unseen)} of {len(report.experts)} experts, first {unseen[0]}; "
-            "they were compressed for an average token of their block. More --samples reach more experts.",
-            style="dim",
-        )
+    _print_layers(console, report, all_layers=all_layers)
     console.print()
     _print_lines(console, _totals(report))
     console.print()
@@ -121,6 +105,26 @@ def print_report(
         local = shlex.join(["rocket", "export", str(output / folders["rocket"]), "stock", "--to", "dense"])
         console.print("\nTo make a copy that other tools read, as large as the original:\n")
         console.print(f"    {exported_by or local}")
+
+
+def _print_layers(console: Console, report: CompressionReport, *, all_layers: bool) -> None:
+    prefix = common_prefix(layer.name for layer in report.layers)
+    shown = report.layers if all_layers or len(report.layers) <= _MOST_ROWS else _extremes(report.layers)
+    console.print(_layer_table(report, shown, prefix))
+    if len(shown) < len(report.layers):
+        ends = f"The {_EXTREMES} layers with the fewest bits per weight, and the {_EXTREMES} with the most"
+        console.print(f"{ends}; --table shows all {len(report.layers)}", style="dim")
+    if prefix:
+        console.print(f"All layer names begin with {prefix}", style="dim")
+    for reason, count in Counter(report.skipped.values()).items():
+        console.print(f"Not compressed: {count} {_plural('layer', count)} ({reason})", style="dim")
+    unseen = [name for name, tokens in report.experts.items() if tokens == 0]
+    if unseen:
+        console.print(
+            f"No calibration token was routed to {len(unseen)} of {len(report.experts)} experts, first {unseen[0]}; "
+            "they were compressed for an average token of their block. More --samples reach more experts.",
+            style="dim",
+        )
 
 
 def _print_loadings(console: Console, exports: Sequence[ExportReport]) -> None:
