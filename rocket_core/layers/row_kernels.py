@@ -40,7 +40,6 @@ def _repeated(builder: Any, value: Any, count: int) -> Any:
 
 
 def _vector_at(builder: Any, address: Any, index: Any) -> Any:
-    """Return a pointer to the vector of a number among those from an address on."""
     return builder.inttoptr(builder.add(address, builder.shl(index, _I64(5))), _VECTOR.as_pointer())
 
 
@@ -50,8 +49,21 @@ def _number_at(builder: Any, address: Any, index: Any, step: Any) -> Any:
     return _repeated(builder, builder.load(place), _WORD)
 
 
+class _Bytes(NamedTuple):
+    """Words of 8 integers of 8 bits each, less half of their range, as vectors of float32."""
+
+    builder: Any
+    address: Any
+
+    def read(self, index: Any) -> Any:
+        builder, vector = self.builder, ir.VectorType(_I8, _WORD)
+        place = builder.inttoptr(builder.add(self.address, builder.shl(index, _I64(3))), vector.as_pointer())
+        word = builder.load(place, align=1)
+        return builder.sitofp(builder.xor(word, ir.Constant(vector, [-128] * _WORD)), _VECTOR)
+
+
 class _Words:
-    """Words of 8 integers of some bits each, less half of their range, as vectors of float32."""
+    """The same for integers of any number of bits."""
 
     def __init__(self, builder: Any, address: Any, bits: Any) -> None:
         brief, one = builder.trunc(bits, _I32), _I32(1)
@@ -101,9 +113,8 @@ def _for_blocks(builder: Any, codes: _Codes, act: Callable[..., None]) -> None:
     Loops over the words of a block are unrolled for frequent numbers of them, which are then no values of LLVM.
     """
 
-    def visit(size: Any, has_widths: bool = False) -> None:
+    def visit(size: Any, packed: _Bytes | _Words | None = None) -> None:
         place = cgutils.alloca_once_value(builder, codes.address)  # type: ignore[no-untyped-call]
-        packed = None if has_widths else _Words(builder, codes.address, codes.bits)
         length = _I64(size) if isinstance(size, int) else size
 
         def visit_block(block: Any, count: Any) -> None:
@@ -124,23 +135,28 @@ def _for_blocks(builder: Any, codes: _Codes, act: Callable[..., None]) -> None:
         with builder.if_then(builder.icmp_signed(">", rest, _I64(0))):
             visit_block(whole, rest)
 
+    def visit_packed(packed: _Bytes | _Words) -> None:
+        other, end = (builder.append_basic_block(name) for name in ("other", "end"))
+        switch = builder.switch(codes.block_words, other)
+        for size in _FREQUENT:
+            switch.add_case(_I64(size), builder.append_basic_block("frequent"))
+        for size, (_, frequent) in zip(_FREQUENT, switch.cases, strict=True):
+            builder.position_at_end(frequent)
+            visit(size, packed)
+            builder.branch(end)
+        builder.position_at_end(other)
+        visit(codes.block_words, packed)
+        builder.branch(end)
+        builder.position_at_end(end)
+
     with builder.if_else(builder.icmp_signed("==", codes.bits, _I64(0))) as (in_blocks, as_on_disk):
         with in_blocks:
-            visit(_BLOCK_WORDS, has_widths=True)
-        with as_on_disk:
-            other = builder.append_basic_block("other")
-            end = builder.append_basic_block("end")
-            switch = builder.switch(codes.block_words, other)
-            for size in _FREQUENT:
-                switch.add_case(_I64(size), builder.append_basic_block("frequent"))
-            for size, (_, frequent) in zip(_FREQUENT, switch.cases, strict=True):
-                builder.position_at_end(frequent)
-                visit(size)
-                builder.branch(end)
-            builder.position_at_end(other)
-            visit(codes.block_words)
-            builder.branch(end)
-            builder.position_at_end(end)
+            visit(_BLOCK_WORDS)
+        with as_on_disk, builder.if_else(builder.icmp_signed("==", codes.bits, _I64(8))) as (as_bytes, as_words):
+            with as_bytes:
+                visit_packed(_Bytes(builder, codes.address))
+            with as_words:
+                visit_packed(_Words(builder, codes.address, codes.bits))
 
 
 def _for_words(builder: Any, count: Any, act: Callable[[Any], None]) -> None:
@@ -328,11 +344,8 @@ def decode(
     for output in range(first, first + len(weight)):
         _read_scales(scales, scale_bits, values, unit, output, group_blocks, found)
         begin = _begin(codes, starts, ending, output, words * bits)
-        out, used, brief = (
-            np.uint64(weight[output - first].ctypes.data),
-            np.uint64(found.ctypes.data),
-            weight.itemsize == 2,
-        )
+        out, used = np.uint64(weight[output - first].ctypes.data), np.uint64(found.ctypes.data)
+        brief = weight.itemsize == 2
         _unpack(begin, np.int64(bits), words, block_words, used, step, out, brief)  # type: ignore[call-arg]
 
 
