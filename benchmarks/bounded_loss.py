@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from rocket_core.config import BUILTIN_DATASET, CompressionConfig, compression_config
+from rocket_core.errors import InfeasibleBudgetError
 from rocket_core.pipeline import ProfileCache, compress
 from rocket_core.report.schema import CompressionReport
 
@@ -61,7 +62,12 @@ def _bisected(asked: argparse.Namespace, bound: float, seed: int, folder: Path, 
     loss = 0.0
     while met - missed > _CLOSE * met:
         middle = (missed + met) // 2
-        report = _run(asked, seed, folder, target_bytes=middle)
+        try:
+            report = _run(asked, seed, folder, target_bytes=middle)
+        except InfeasibleBudgetError:
+            # Too small for any choice of formats.
+            missed = middle
+            continue
         if _loss(report) <= bound:
             met, loss = min(middle, report.exports[0].stored_bytes), _loss(report)
         else:
