@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from rocket_core.errors import CorruptCheckpointError, RocketError
 from rocket_core.layers import QuantizedLinear, layer_tensors, quantized_linear
 from rocket_core.layers.int4_table import Int4Layout, kernel_outputs
+from rocket_core.layers.row_layout import RowLayout
 from rocket_core.sizes.code_format import CODE_BITS, CodeFormat
 from tests.reference.stored_layers import (
     D_IN,
@@ -126,7 +127,8 @@ def test_casting_changes_the_form_of_the_table():
 def test_a_table_of_another_cpu_is_refused(monkeypatch):
     layer = make_layer("int4", torch.bfloat16)[0].tabulate_()
     stored = pickle.dumps(layer)
-    monkeypatch.setattr(quantized_linear, "layout_of", lambda *_, **__: None)
+    elsewhere = RowLayout.of((64, 8), CodeFormat(bits=4, group_size=32, scale_bits=8), 0)
+    monkeypatch.setattr(quantized_linear, "layout_of", lambda *_, **__: elsewhere)
     with pytest.raises(RocketError, match="another CPU; save the model with save_pretrained"):
         pickle.loads(stored)  # noqa: S301 (own bytes)
 
