@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from rocket_core.errors import RocketError
 from rocket_core.layers.code_tensors import check_codes, empty_codes, unpack_codes, unpack_outputs
 from rocket_core.layers.quantized_linear import QuantizedLinear
-from rocket_core.layers.row_layout import RowLayout
 from rocket_core.layers.scaled_embedding import rounds_scale
 from rocket_core.sizes.code_format import CodeFormat
 
@@ -209,9 +208,6 @@ class TiedLinear(QuantizedLinear):
         if name == "weight" and not self.packed and value is self.embedding.weight:
             return
         super().__setattr__(name, value)
-
-    def _layout_in(self, dtype: torch.dtype) -> RowLayout:  # noqa: ARG002 (of the base class)
-        return RowLayout.of(self._shape, self.code_format, self.scale_exponent)
 
     def _packed_codes(self) -> Tensor:
         return self.embedding.weight

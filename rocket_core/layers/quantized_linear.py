@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rocket_core.errors import RocketError
-from rocket_core.layers.code_layouts import CodeLayout, layout_of, multiply
 from rocket_core.layers.code_tensors import (
     check_codes,
     code_shapes,
@@ -18,8 +17,7 @@ from rocket_core.layers.code_tensors import (
     unpack_codes,
     unpack_scales,
 )
-from rocket_core.layers.int4_table import Int4Layout
-from rocket_core.layers.row_layout import RowLayout
+from rocket_core.layers.row_layout import RowLayout, multiply
 from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.sizes.code_format import CodeFormat
@@ -36,9 +34,9 @@ class QuantizedLinear(StoredLinear):
 
     - packed, as on disk: every forward unpacks them;
     - unpacked: the dense weight is kept in addition, as a buffer that state dicts do not contain;
-    - as a table, on a CPU: see `layout_of`; often the same bytes as packed. The layer computes from codes and scales,
-      adds up in float32, and rounds at the end. Inputs that require gradients are multiplied with the dense weight,
-      decoded each time.
+    - as a table, on a CPU: see `RowLayout`; the same bytes as packed unless entropy coded. The layer computes from
+      codes and scales, adds up in float32, and rounds at the end. Inputs that require gradients are multiplied with
+      the dense weight, decoded each time.
 
     Its dtype is that of the stock layer that it replaces. It changes when the layer is cast; then the dense weight is
     computed again from the codes, so that it is rounded only once.
@@ -59,7 +57,6 @@ class QuantizedLinear(StoredLinear):
 
     _UNPACKED_NAME = "codes"
     dense: Tensor | None
-    table_scales: Tensor | None
 
     def __init__(
         self,
@@ -77,9 +74,8 @@ class QuantizedLinear(StoredLinear):
         self.coded_bytes = coded_bytes
         self.weight_scale = scales
         self.register_buffer("dense", None, persistent=False)
-        self.register_buffer("table_scales", None, persistent=False)
         # The form of the table, if the codes are in one.
-        self._layout: CodeLayout | None = None
+        self._layout: RowLayout | None = None
         # No parameter has this dtype if there is no bias.
         self._dtype = options.get("dtype") or torch.get_default_dtype()
 
@@ -99,7 +95,7 @@ class QuantizedLinear(StoredLinear):
         if self.dtype not in _TABLE_DTYPES:
             return self.unpacking_bytes
         packed, _ = code_shapes(self._shape, self.code_format, self.coded_bytes).values()
-        return self._layout_in(self.dtype).most_bytes - packed[0]
+        return self._table_layout.most_bytes - packed[0]
 
     @property
     def tabulated(self) -> bool:
@@ -111,7 +107,7 @@ class QuantizedLinear(StoredLinear):
         if self.packed or self.tabulated:
             dense, codes = self._decode(self.dtype), self._packed_codes()
             self._replace_codes(codes)
-            self.dense, self.table_scales, self._layout = dense, None, None
+            self.dense, self._layout = dense, None
         return self
 
     def prepare_(self) -> "QuantizedLinear":
@@ -131,12 +127,12 @@ class QuantizedLinear(StoredLinear):
                 f"{self.layer_name}: no kernel computes from codes in {self.dtype} on {self.stored.device}"
             )
         if not self.tabulated:
-            layout = self._layout_in(self.dtype)
+            layout = self._table_layout
             self._check_once()
-            is_on_disk = self._is_on_disk(layout)
-            self._replace_codes(self._packed_codes() if is_on_disk else layout.fill(self._rounded().codes))
+            self._replace_codes(
+                self._packed_codes() if self.coded_bytes is None else layout.fill(self._rounded().codes)
+            )
             self.dense, self._layout = None, layout
-            self._prepare_scales()
         return self
 
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
@@ -175,27 +171,15 @@ class QuantizedLinear(StoredLinear):
         before = self._dtype
         after = fn(torch.empty(0, dtype=before, device=self.stored.device))
         tabulates = self.tabulated and self._can_tabulate(after.device, after.dtype)
-        if self.tabulated and not (tabulates and self._layout_in(after.dtype) == self._layout):
+        if self.tabulated and not tabulates:
             self._replace_codes(self._packed_codes())
-            self.table_scales, self._layout = None, None
+            self._layout = None
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._dtype = after.dtype
-        if tabulates:
-            if not self.tabulated:
-                self.tabulate_()
-            elif self._dtype != before:  # buffers are cast as well
-                self._prepare_scales()
-        elif not self.packed and not self.offloaded and (self.dense is None or self._dtype != before):
+        cast = self.dense is None or self._dtype != before
+        if cast and not self.packed and not self.offloaded and not self.tabulated:
             self.dense = self._decode(self._dtype)
         return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        # What bytes mean to a kernel depends on the CPU.
-        if self._layout not in (None, self._layout_in(self.dtype)):
-            raise RocketError(
-                f"{self.layer_name}: it was pickled on another CPU; save the model with save_pretrained, and load that"
-            )
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -213,8 +197,7 @@ class QuantizedLinear(StoredLinear):
     def _multiply(self, input: Tensor) -> Tensor:  # noqa: A002
         assert self._layout is not None
         rows = input.detach().reshape(-1, self.in_features)
-        scales = self.weight_scale if self.table_scales is None else self.table_scales
-        product = multiply(self._layout, rows, self.codes, scales)
+        product = multiply(self._layout, rows, self.codes, self.weight_scale)
         if self.bias is not None:
             product = product + self.bias
         return product.to(self.dtype).view(*input.shape[:-1], self.out_features)
@@ -225,21 +208,11 @@ class QuantizedLinear(StoredLinear):
         delattr(self, name)
         self.codes = codes if isinstance(codes, nn.Parameter) else nn.Parameter(codes, requires_grad=False)
 
-    def _layout_in(self, dtype: torch.dtype) -> CodeLayout:
-        """Return the form of codes that the layer computes with on this CPU in a dtype."""
+    @property
+    def _table_layout(self) -> RowLayout:
+        """The form of codes that the layer computes with on a CPU."""
         coded = self.coded_bytes is not None
-        return layout_of(self._shape, self.code_format, self.scale_exponent, dtype, entropy_coded=coded)
-
-    def _is_on_disk(self, layout: CodeLayout | None) -> bool:
-        """Return whether files have the codes in this form; without one they are as in files."""
-        return layout is None or (isinstance(layout, RowLayout) and self.coded_bytes is None)
-
-    def _prepare_scales(self) -> None:
-        """Arrange the scales if the form of codes needs other ones than those on disk."""
-        self.table_scales = None
-        if isinstance(self._layout, Int4Layout):
-            scales = unpack_scales(self.weight_scale, self._shape, self.code_format, self.scale_exponent)
-            self.table_scales = self._layout.scales(scales)
+        return RowLayout.of(self._shape, self.code_format, self.scale_exponent, entropy_coded=coded)
 
     @property
     def disk_coded_bytes(self) -> int | None:
@@ -288,12 +261,13 @@ class QuantizedLinear(StoredLinear):
         return self._to_disk(self.codes) if self.tabulated else self.stored
 
     def _to_disk(self, unpacked: Tensor) -> Tensor:
-        return unpacked if self._is_on_disk(self._layout) else pack_codes(self._rounded())["weight"]
+        in_blocks = self._layout is not None and self.coded_bytes is not None
+        return pack_codes(self._rounded())["weight"] if in_blocks else unpacked
 
     def _from_disk(self, weight: Tensor, state: Mapping[str, Any], prefix: str) -> Tensor:
         scales = state.get(prefix + "weight_scale", self.weight_scale)
         self._check(weight, scales)
-        if self.coded_bytes is None and self._is_on_disk(self._layout):
+        if self.coded_bytes is None:
             return weight
         # A damaged stream raises an error before parameters are overwritten.
         codes = self._read(weight, scales).codes
@@ -306,7 +280,5 @@ class QuantizedLinear(StoredLinear):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        if self.tabulated:
-            self._prepare_scales()
-        elif not self.packed and not self.offloaded:
+        if not self.packed and not self.offloaded and not self.tabulated:
             self.dense = self._decode(self.dtype)

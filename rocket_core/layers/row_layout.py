@@ -187,3 +187,23 @@ def _in_threads(outputs: int, codes: int, act: Callable[[int, int], object]) -> 
 def _pool(_process: int, threads: int) -> ThreadPoolExecutor:
     """Return threads of this process, as those of its parent do not survive a fork."""
     return ThreadPoolExecutor(threads, thread_name_prefix="rocket-codes")
+
+
+def multiply(layout: RowLayout, rows: Tensor, table: Tensor, scales: Tensor) -> Tensor:
+    """Return `rows @ W̃` in float32, as one operation for `torch.compile`."""
+    if torch.compiler.is_compiling():
+        product: Tensor = multiply_codes(rows, table, scales, layout.numbers)
+        return product
+    return layout.multiply(rows, table, scales)
+
+
+@torch.library.custom_op("rocket::multiply_codes", mutates_args=())
+def multiply_codes(rows: Tensor, table: Tensor, scales: Tensor, layout: list[int]) -> Tensor:
+    """Multiply as `multiply` does."""
+    return RowLayout(*layout).multiply(rows, table, scales).contiguous()  # type: ignore[arg-type]
+
+
+@multiply_codes.register_fake
+def _product_of_codes(rows: Tensor, _table: Tensor, _scales: Tensor, layout: list[int]) -> Tensor:
+    _, d_out, *_ = layout
+    return rows.new_empty(rows.shape[0], d_out, dtype=torch.float32)

@@ -3,7 +3,7 @@ import torch
 
 from rocket_core.layers import row_layout
 from rocket_core.layers.code_tensors import pack_codes, pack_scales
-from rocket_core.layers.row_layout import RowLayout
+from rocket_core.layers.row_layout import RowLayout, multiply, multiply_codes
 from rocket_core.sizes.code_format import CODE_BITS, CodeFormat, coded_format
 from tests.reference.stored_layers import EXPONENT, make_rounded, rounded_weight
 from tests.sampling import sweep
@@ -16,7 +16,10 @@ LAYERS = [
     (48, 33, 16, 6),
     (136, 3, 24, 8),
     (208, 4, 64, 16),
+    (96, 7, 64, 6),
     (272, 5, 128, 8),
+    (160, 9, 32, 6),
+    (96, 7, 96, 16),
 ]
 
 
@@ -109,3 +112,13 @@ def test_without_numba_the_weight_is_decoded_by_torch(monkeypatch):
     )
     assert layout.bits == 8
     check_products(rounded, layout, table, scales)
+
+
+@pytest.mark.parametrize("group_size", [8, 32])
+def test_the_compiled_operation_describes_its_result(group_size):
+    _, layout, table, scales = make_table(CodeFormat(bits=4, group_size=group_size, scale_bits=8), 64, 70)
+    assert RowLayout(*layout.numbers) == layout
+    for n in (2, 40):
+        arguments = (inputs(n, 64, torch.bfloat16), table, scales)
+        torch.library.opcheck(multiply_codes, (*arguments, layout.numbers))
+        assert torch.equal(multiply_codes(*arguments, layout.numbers), multiply(layout, *arguments))

@@ -6,9 +6,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from rocket_core.errors import CorruptCheckpointError, RocketError
-from rocket_core.layers import QuantizedLinear, layer_tensors, quantized_linear
-from rocket_core.layers.int4_table import Int4Layout, kernel_outputs
-from rocket_core.layers.row_layout import RowLayout
+from rocket_core.layers import QuantizedLinear, layer_tensors, row_layout
 from rocket_core.sizes.code_format import CODE_BITS, CodeFormat
 from tests.reference.stored_layers import (
     D_IN,
@@ -38,7 +36,8 @@ def expected_of(rounded, x, bias):
 @KINDS
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [True, False])
-def test_results_are_rounded_once_to_the_dtype(kind, dtype, bias):
+def test_results_are_rounded_once_to_the_dtype(kind, dtype, bias, monkeypatch):
+    monkeypatch.setattr(row_layout, "multiplies_bfloat16", lambda: False)
     layer = make_layer(kind, dtype, bias=bias)[0].tabulate_()
     rounded = make_rounded(QUANTIZED[kind])
     for shape in ((D_IN,), (0, D_IN), (1, D_IN), (2, 3, D_IN), (30, D_IN)):
@@ -62,12 +61,7 @@ def test_the_kernels_are_used_for_every_format(bits, group_size, scale_bits):
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         result = layer.prepare_()(x)
     calls = {event.key: event.count for event in profiled.key_averages()}
-    rounding = 1e-4
-    if Int4Layout.of((96, 40), code_format, torch.bfloat16) is not None:
-        # Scales are rounded as well, by as much as the entries of a dense weight.
-        rounding = 2**-8 * (x.double().abs() @ rounded_weight(rounded).abs().T).amax().item()
-        assert calls["aten::_weight_int4pack_mm_for_cpu"] == 1
-    torch.testing.assert_close(result, expected_of(rounded, x, None).bfloat16(), rtol=2**-7, atol=rounding)
+    torch.testing.assert_close(result, expected_of(rounded, x, None).bfloat16(), rtol=2**-7, atol=1e-4)
     assert "aten::mm" not in calls
     assert "aten::addmm" not in calls
 
@@ -100,8 +94,7 @@ def test_casting_keeps_the_scales(kind):
         layer.tabulate_()
 
 
-@pytest.mark.skipif(kernel_outputs() is None, reason="needs AVX2 or AVX-512")
-def test_casting_changes_the_form_of_the_table():
+def test_casting_keeps_the_table():
     code_format = CodeFormat(bits=4, group_size=32, scale_bits=8)
     rounded = make_rounded(code_format, 64, 40)
     layer = QuantizedLinear(64, 40, code_format=code_format, scale_exponent=EXPONENT, dtype=torch.bfloat16)
@@ -114,7 +107,7 @@ def test_casting_changes_the_form_of_the_table():
         change()
         assert layer.tabulated
         expected = expected_of(rounded, x, None)
-        torch.testing.assert_close(layer(x.to(dtype)).double(), expected, rtol=torch.finfo(dtype).eps, atol=0.02)
+        torch.testing.assert_close(layer(x.to(dtype)).double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
         assert all(torch.equal(state[name], tensor) for name, tensor in layer.state_dict().items())
     assert torch.equal(layer(x), brief)
     layer.load_state_dict(layer_tensors(make_rounded(code_format, 64, 40, seed=9), torch.bfloat16))
@@ -122,15 +115,6 @@ def test_casting_changes_the_form_of_the_table():
     layer.load_state_dict(state)
     assert torch.equal(layer(x), brief)
     assert torch.equal(layer.unpack_().dense, rounded.rows(torch.bfloat16))
-
-
-def test_a_table_of_another_cpu_is_refused(monkeypatch):
-    layer = make_layer("int4", torch.bfloat16)[0].tabulate_()
-    stored = pickle.dumps(layer)
-    elsewhere = RowLayout.of((64, 8), CodeFormat(bits=4, group_size=32, scale_bits=8), 0)
-    monkeypatch.setattr(quantized_linear, "layout_of", lambda *_, **__: elsewhere)
-    with pytest.raises(RocketError, match="another CPU; save the model with save_pretrained"):
-        pickle.loads(stored)  # noqa: S301 (own bytes)
 
 
 @KINDS
