@@ -4,7 +4,8 @@
 
 It writes OUT/quality.json with every run, OUT/quality.md with tables, and a plot for each budget: for decoders the
 ratio of perplexity to the dense model's, for encoders the mean cosine drift of the pooled output; mean over seeds, with
-half the difference between largest and smallest. Each run is saved when it ends, and saved runs are not repeated.
+half the difference between largest and smallest. Accuracy on local files of tasks is in a table of its own. Each run is
+saved when it ends, and saved runs are not repeated.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from benchmarks.measured_runs import EvaluationClock
 from rocket_core.config import compression_config
 from rocket_core.errors import InfeasibleBudgetError
 from rocket_core.pipeline import compress
+from rocket_core.report.quality import ModelQuality
 
 FACTORED = ("low_rank", "factored", "shared")
 WITHOUT_CODES = "best, without codes"
@@ -63,7 +65,13 @@ def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed
             "sequence_length": given.length,
             "seed": seed,
         },
-        evaluate={"dataset": str(given.measure), "samples": given.windows, "sequence_length": given.length},
+        evaluate={
+            "dataset": str(given.measure),
+            "samples": given.windows,
+            "sequence_length": given.length,
+            "tasks": [str(file) for file in given.tasks],
+            "task_items": given.items,
+        },
         **VARIANTS[variant],
     )
     row = {"variant": variant, "ratio": ratio, "budget": budget, "seed": seed}
@@ -89,7 +97,14 @@ def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed
         "achieved": report.totals.achieved_ratio,
         "achieved_bytes": report.totals.achieved_byte_ratio,
         "cpu_seconds": clock.seconds,
+        "accuracy": _accuracy(evaluation.after),
+        "dense_accuracy": _accuracy(evaluation.before),
     }
+
+
+def _accuracy(found: ModelQuality) -> dict[str, float]:
+    """Return the part of a task's items that are answered rightly, by the name of its file."""
+    return {Path(score.task).stem: score.value for score in found.tasks if score.metric == "acc"}
 
 
 class Results:
@@ -153,6 +168,27 @@ def table(results: Results, budget: str) -> Iterator[str]:
         ]
         seconds = results.seconds(variant, budget)
         yield f"| {variant} | {' | '.join(cells)} | {'' if seconds is None else round(seconds)} |"
+
+
+def accuracies(results: Results, budget: str) -> Iterator[str]:
+    """Yield the lines of a Markdown table of accuracies on tasks, if any were measured."""
+    measured = [
+        row for variant in results.tried(budget) for row in results.rows(variant, budget) if row.get("accuracy")
+    ]
+    if not measured:
+        return
+    dense = measured[0]["dense_accuracy"]
+    columns = [(task, ratio) for task in dense for ratio in results.ratios]
+    yield f"\nAccuracy at equal {budget}, in percent:\n"
+    yield f"| | {' | '.join(f'{task}, {ratio:g}' for task, ratio in columns)} |"
+    yield "|---" * (len(columns) + 1) + "|"
+    yield f"| dense | {' | '.join(f'{100 * dense[task]:.1f}' for task, _ in columns)} |"
+    for variant in dict.fromkeys(row["variant"] for row in measured):
+        found = [
+            [100 * row["accuracy"][task] for row in measured if (row["variant"], row["ratio"]) == (variant, ratio)]
+            for task, ratio in columns
+        ]
+        yield f"| {variant} | {' | '.join(f'{statistics.mean(values):.1f}' if values else '' for values in found)} |"
 
 
 def comparison(results: Results, budget: str) -> Iterator[str]:
@@ -262,6 +298,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=128, help="calibration windows")
     parser.add_argument("--length", type=int, default=256, help="tokens per window")
     parser.add_argument("--windows", type=int, default=96, help="windows, or sentences, measured")
+    parser.add_argument("--tasks", type=Path, nargs="*", default=[], help=".jsonl files of tasks, for decoders")
+    parser.add_argument("--items", type=int, help="items of each task; all without it")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / "quality.json"
@@ -274,7 +312,9 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
             file.write_text(json.dumps(rows, indent=1) + "\n")
     results = Results(rows)
-    lines = [line for budget in results.budgets for part in (table, comparison) for line in part(results, budget)]
+    lines = [
+        line for budget in results.budgets for part in (table, accuracies, comparison) for line in part(results, budget)
+    ]
     lines += bars(results)
     for budget in results.budgets:
         plot(results, budget, given.out / f"{budget}.svg")
