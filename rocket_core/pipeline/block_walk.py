@@ -20,7 +20,7 @@ from rocket_core.models.block_calls import Activations, placeholders, record_blo
 from rocket_core.models.block_lists import BlockList
 from rocket_core.models.held_states import HeldStates
 from rocket_core.pipeline.context import Run
-from rocket_core.system.process_memory import return_freed_memory
+from rocket_core.system.process_memory import return_freed_memory, return_grown_memory
 
 
 class BlockWalk:
@@ -215,7 +215,7 @@ def loaded_block(run: Run, index: int) -> Iterator[nn.Module]:
         yield block
     finally:
         run.loader.unload(block)
-        return_freed_memory()
+        return_grown_memory()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from rocket_core.config import Stage, stage_label
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline.observer import Observer, Progress
 from rocket_core.pipeline.stage_costs import Costs
+from rocket_core.system.process_memory import return_freed_memory
 
 # Share of a run's time by stage, measured on a 20 M parameter model; only the progress bar depends on it.
 _SHARES: dict[Stage, float] = {
@@ -87,7 +88,7 @@ class Monitor:
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
-        """Charge the block to a stage, even if it is interrupted."""
+        """Charge the block to a stage, even if it is interrupted, and return the memory that it has freed."""
         if self._stage in {"downloading", "preflight"} or (stage == "healing" and stage not in self._expected):
             # The time of earlier stages says nothing about the speed of later ones, whose shares are only guessed.
             self._anchor = None
@@ -95,6 +96,7 @@ class Monitor:
         self.step(0.0)
         with self.costs.of(stage):
             yield
+            return_freed_memory()
 
     def step(self, share: float, layer: str | None = None) -> None:
         """Report a step.

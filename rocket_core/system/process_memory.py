@@ -4,6 +4,7 @@ import ctypes
 import gc
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,8 @@ import psutil
 # Parameters of glibc's `mallopt`.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 _TOP_PAD = 2**26
+# Part by which resident memory may exceed that after a block that began with returned memory.
+_GROWTH = 0.05
 
 
 def keep_freed_memory() -> None:
@@ -30,6 +33,30 @@ def return_freed_memory() -> None:
     """Return freed memory to the system; without it the peak grows by what the allocator retains."""
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
+    _retained.settled = None
+
+
+def return_grown_memory() -> None:
+    """Return freed memory to the system if this process has grown; to be called after each of several equal parts.
+
+    The next part needs as much as the last one, and would fetch the same pages again, for a tenth of its time. But
+    between what is freed some is kept, so that the next part may not fit, and the process grows with each.
+    """
+    resident = psutil.Process().memory_info().rss
+    if _retained.settled is None:
+        _retained.settled = resident
+    elif resident > (1 + _GROWTH) * _retained.settled:
+        return_freed_memory()
+
+
+@dataclass(slots=True)
+class _Retained:
+    """Resident bytes of this process after a part that began with returned memory; None if none has ended since."""
+
+    settled: int | None = None
+
+
+_retained = _Retained()
 
 
 def resident_bytes(files: Collection[Path]) -> int | None:

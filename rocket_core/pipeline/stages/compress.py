@@ -38,7 +38,7 @@ from rocket_core.pipeline.stages.units import CodedSizes, CompressionUnit, share
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerOutcome
 from rocket_core.sizes.budget import Shape
-from rocket_core.system.process_memory import return_freed_memory
+from rocket_core.system.process_memory import return_grown_memory
 
 # Kinds that are computed from the Gram matrix of the input alone; the others from the eigenbasis, unless codes.
 _NEED_GRAM = CODE_KINDS | {"sparse"}
@@ -108,9 +108,7 @@ def compress_blocks(
                 monitor.step(parts[done], unit.names[0])
                 _compress_one(run, work, sizes.sized(unit), statistics, grams)
                 done += 1
-        # Not after each layer, as the next one would fetch the memory again; nor where a block holds no more than that.
-        if run.config.calibrates:
-            return_freed_memory()
+        return_grown_memory()
 
 
 def _compress_one(

@@ -170,9 +170,6 @@ def profile_blocks(run: Run, inputs: CalibrationInputs, work: WorkFolder, found:
                 record = _profile_block(run, walk, work, index, on_layer, functools.partial(found.add_of, index))
                 work.save_block(index, record)
         found.add_finished()
-        # Not after each layer, as the next one would fetch the memory again; nor where a block holds no more than that.
-        if run.config.calibrates:
-            return_freed_memory()
     return walk
 
 

@@ -48,7 +48,6 @@ from rocket_core.pipeline.stages.sequential.refine import (
 from rocket_core.pipeline.stages.stored_weight import install_weight
 from rocket_core.pipeline.stages.units import CodedSizes, CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder
-from rocket_core.system.process_memory import return_freed_memory
 
 # Cost of refining a block, in units of that of compressing its layers; only the progress bar depends on it.
 _REFINEMENT_COST = 2.0
@@ -169,8 +168,6 @@ class SequentialCompression:
             for batch in range(dense.batches if onwards else 0):
                 self._monitor.pulse()
                 compressed.step(batch)
-        del sides, dense, compressed
-        return_freed_memory()
 
     def _units_in(self, names: Sequence[str]) -> list[CompressionUnit]:
         return [unit for unit in self._units if unit.names[0] in names]
