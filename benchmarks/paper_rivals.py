@@ -11,6 +11,7 @@ compression. At a ratio of 0 nothing is removed, and the perplexity is the dense
 
 import argparse
 import functools
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.measured_runs import saved_runs
+from benchmarks.measured_runs import mean_and_spread, saved_runs
 from benchmarks.rival_programs import learned_ranks, llm_pruner, slicegpt
 from benchmarks.rivals import calibration_windows
 from rocket_core.calibration.chats import RowReader
@@ -51,13 +52,13 @@ def dense_perplexity(given: argparse.Namespace) -> dict[str, Any]:
     return {"perplexity": found}
 
 
-def run(given: argparse.Namespace, rival: str, ratio: float, dense: float) -> dict[str, Any]:
+def run(given: argparse.Namespace, rival: str, ratio: float, seed: int, dense: float) -> dict[str, Any]:
     """Compress with a rival and measure once; a ratio out of reach is a row as well."""
-    windows = torch.tensor(calibration_windows(given, given.model, seed=given.seed))
+    windows = torch.tensor(calibration_windows(given, given.model, seed=seed))
     model = load_model(open_model(given.model), torch.device("cpu")).float()
     start = time.process_time()
     try:
-        achieved = RIVALS[rival](model, windows, ratio, given.seed)
+        achieved = RIVALS[rival](model, windows, ratio, seed)
     except ValueError as error:
         return {"failure": str(error)}
     seconds = time.process_time() - start
@@ -66,15 +67,18 @@ def run(given: argparse.Namespace, rival: str, ratio: float, dense: float) -> di
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table."""
+    """Yield the lines of a Markdown table of means over seeds."""
     yield "| | ratio | perplexity over dense | removed | CPU s |"
     yield "|---|---|---|---|---|"
-    for row in rows:
-        if "failure" in row:
-            yield f"| {row['name']} | {row['ratio']:g} | {row['failure']} | | |"
+    for name, ratio in dict.fromkeys((row["name"], row["ratio"]) for row in rows):
+        runs = [row for row in rows if (row["name"], row["ratio"]) == (name, ratio)]
+        failures = [row["failure"] for row in runs if "failure" in row]
+        if failures:
+            yield f"| {name} | {ratio:g} | {failures[0]} | | |"
         else:
-            figures = f"{row['quality']:.4g} | {row['achieved']:.4f} | {row['cpu_seconds']:.0f}"
-            yield f"| {row['name']} | {row['ratio']:g} | {figures} |"
+            removed, seconds = (statistics.mean(row[of] for row in runs) for of in ("achieved", "cpu_seconds"))
+            quality = mean_and_spread([row["quality"] for row in runs])
+            yield f"| {name} | {ratio:g} | {quality} | {removed:.4f} | {seconds:.0f} |"
 
 
 def main() -> None:
@@ -89,7 +93,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=64, help="calibration windows")
     parser.add_argument("--length", type=int, default=256, help="tokens per window")
     parser.add_argument("--windows", type=int, default=48, help="windows measured")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of calibration windows and of what is drawn")
     given = parser.parse_args()
     for path in (given.model / "config.json", given.measure):
         if not path.is_file():
@@ -97,11 +101,11 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     sizes = {"samples": given.samples, "length": given.length, "windows": given.windows}
     file, keys = given.out / "paper_rivals.json", {"model": given.model.resolve().name, **sizes}
-    dense = saved_runs(file, keys, [("dense", given.seed, lambda: dense_perplexity(given))])[0]["perplexity"]
+    dense = saved_runs(file, keys, [("dense", 0, lambda: dense_perplexity(given))])[0]["perplexity"]
     rows: list[dict[str, Any]] = []
     for rival, ratio in product(given.rivals, given.ratios):
-        measure = functools.partial(run, given, rival, ratio, dense)
-        rows += saved_runs(file, {**keys, "ratio": ratio}, [(rival, given.seed, measure)])
+        runs = [(rival, seed, functools.partial(run, given, rival, ratio, seed, dense)) for seed in given.seeds]
+        rows += saved_runs(file, {**keys, "ratio": ratio}, runs)
     lines = list(table(rows))
     (given.out / "paper_rivals.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
