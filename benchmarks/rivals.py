@@ -181,11 +181,11 @@ def untouched(folder: Path, layers: Sequence[str]) -> int:
     return sum(f"{layer}.weight" in names for layer in layers)
 
 
-def calibration_windows(given: argparse.Namespace, model: Path) -> list[list[int]]:
+def calibration_windows(given: argparse.Namespace, model: Path, seed: int = 0) -> list[list[int]]:
     """Return the windows of tokens that Rocket is calibrated on."""
     architecture = build_architecture(read_config(model), torch.float32)
     settings = CalibrationConfig(
-        dataset=str(given.calibrate), samples=given.samples, sequence_length=given.length, seed=0
+        dataset=str(given.calibrate), samples=given.samples, sequence_length=given.length, seed=seed
     )
     windows: list[list[int]] = (
         open_source(model, architecture, given.length).draw(settings).tensors["input_ids"].tolist()
