@@ -4,7 +4,7 @@
 
 It writes OUT/quality.json with every run, OUT/quality.md with tables, and a plot for each budget: for decoders the
 ratio of perplexity to the dense model's, for encoders the mean cosine drift of the pooled output; mean over seeds, with
-half the difference between largest and smallest. Accuracy on local files of tasks is in another table. Each run is saved
+half the difference between largest and smallest. Accuracy on local files of tasks has another table. Each run is saved
 when it ends, and saved runs are not repeated.
 """
 
