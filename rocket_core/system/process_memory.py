@@ -12,8 +12,8 @@ import psutil
 # Parameters of glibc's `mallopt`.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 _TOP_PAD = 2**26
-# Part by which resident memory may exceed that after a block that began with returned memory.
-_GROWTH = 0.05
+# What `return_grown_memory` keeps: at most so many bytes, and so much growth, as a part of resident memory.
+_MUCH, _GROWTH = 2**29, 0.05
 
 
 def keep_freed_memory() -> None:
@@ -37,26 +37,30 @@ def return_freed_memory() -> None:
 
 
 def return_grown_memory() -> None:
-    """Return freed memory to the system if this process has grown; to be called after each of several equal parts.
+    """Return freed memory to the system if it is much, or the process has grown; for the end of each of equal parts.
 
-    The next part needs as much as the last one, and would fetch the same pages again, for a tenth of its time. But
-    between what is freed some is kept, so that the next part may not fit, and the process grows with each.
+    The next part needs as much as the last one, and would fetch the same pages again, for up to a tenth of its time.
+    But between what is freed some is kept, so that the next part may not fit, and the process grows with each.
     """
-    resident = psutil.Process().memory_info().rss
-    if _retained.settled is None:
-        _retained.settled = resident
-    elif resident > (1 + _GROWTH) * _retained.settled:
+    before, settled = _resident(), _retained.settled
+    if settled is None or before > (1 + _GROWTH) * settled:
         return_freed_memory()
+        if settled is None and before - _resident() <= _MUCH:
+            _retained.settled = before
 
 
 @dataclass(slots=True)
 class _Retained:
-    """Resident bytes of this process after a part that began with returned memory; None if none has ended since."""
+    """Resident bytes of this process after a part that began with returned memory; None if that is not known."""
 
     settled: int | None = None
 
 
 _retained = _Retained()
+
+
+def _resident() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 def resident_bytes(files: Collection[Path]) -> int | None:

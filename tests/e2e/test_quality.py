@@ -23,6 +23,8 @@ def measured(variant, ratio):
         samples=128,
         length=256,
         windows=96,
+        tasks=[],
+        items=None,
     )
     return quality.run(given, variant, ratio, "parameters", seed=0)
 
