@@ -1,8 +1,4 @@
-"""Model folders to evaluate, dense or compressed.
-
-Loading a compressed folder requires that `rocket_core.hf` was imported; this package does not import it, as it belongs
-to a higher layer.
-"""
+"""Model folders to evaluate, dense or compressed."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -19,6 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreT
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
+import rocket_core.hf  # noqa: F401 - teaches transformers to load compressed folders
 from rocket_core.checkpoint import open_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.engines import ExportKind

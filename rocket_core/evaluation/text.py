@@ -163,11 +163,10 @@ def evaluate_text(
     """Evaluate a model folder, dense or compressed, on a text file.
 
     The documents of the file are joined by the tokenizer's BOS token and cut into consecutive windows; tokens left over
-    at the end are dropped. An encoder reads each line as a sentence. Compressed folders require
-    `import rocket_core.hf` beforehand. No code from a folder is run. Weights are read from safetensors, or from the
-    folder's GGUF file, for which configuration and tokenizer are those of the dense model. One model is in memory at a
-    time; when comparing with a dense model, its logits are stored in a temporary folder (`TMPDIR`) until they are
-    compared.
+    at the end are dropped. An encoder reads each line as a sentence. No code from a folder is run. Weights are read
+    from safetensors, or from the folder's GGUF file, for which configuration and tokenizer are those of the dense
+    model. One model is in memory at a time; when comparing with a dense model, its logits are stored in a temporary
+    folder (`TMPDIR`) until they are compared.
 
     Args:
         folder: the model with its tokenizer; for a repository, see `rocket_core.checkpoint.find_model`.

@@ -52,9 +52,6 @@ def open_artifact(path: Path) -> Artifact:
             f"{path} holds no artifact: there is neither a {CONFIG_NAME} nor a folder {_EXPORT}; name the output "
             f"folder of a compression with the export {_EXPORT}"
         )
-    # Teaches transformers to load it.
-    import rocket_core.hf  # noqa: F401
-
     model = open_model(folder.resolve())
     quantization = getattr(model.config, "quantization_config", None) or {}
     if quantization.get("quant_method") != QUANT_METHOD:

@@ -92,9 +92,6 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
     settings = run.config.evaluate
     if settings is None:
         return None
-    # Factored folders cannot be loaded without it.
-    import rocket_core.hf  # noqa: F401
-
     check_package(run.config.evaluated_export)
     dense = open_model(run.source.folder)
     if settings.tasks and not dense.predicts_tokens:

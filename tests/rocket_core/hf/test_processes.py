@@ -79,3 +79,15 @@ print(json.dumps(answer))
 @pytest.mark.parametrize("name", sweep(["llama, all kinds"], soak=["llama", "llama, quantized"]))
 def test_artifacts_can_be_reloaded_and_compiled(artifacts, name):
     assert run_python(RELOAD_AND_COMPILE, artifacts[name][1]) == [True, True, True]
+
+
+EVALUATION_ALONE = """
+import json, sys
+import rocket_core.evaluation
+from transformers import AutoModelForCausalLM
+print(json.dumps(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__))
+"""
+
+
+def test_evaluation_loads_artifacts_without_another_import(artifacts):
+    assert run_python(EVALUATION_ALONE, artifacts["llama, all kinds"][1]) == "LlamaForCausalLM"

@@ -82,9 +82,6 @@ def _heal(
     state: HealingState,
     monitor: Monitor,
 ) -> tuple[dict[str, TensorEntry], HealingReport]:
-    # Teaches transformers to load it.
-    import rocket_core.hf  # noqa: F401
-
     folder = write_unhealed(run, work, layers, on_tensor=lambda _key: monitor.pulse())
     try:
         return heal_artifact(plan, open_model(folder), open_model(run.source.folder), run.device, state, monitor)
