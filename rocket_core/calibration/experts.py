@@ -22,26 +22,27 @@ from torch import Tensor, nn
 
 from rocket_core.calibration.grams import InputGroup
 from rocket_core.experts import Expert, UnfusedExperts, is_expert_name
-from rocket_core.linalg.whitening import GramStatistics, gram_matrix
+from rocket_core.linalg.gram_sum import add_gram, gram_matrix, symmetric
+from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.models.architecture import oriented_weight
 
 # Tokens of the block that every expert is run on, for what its last layer reads.
 SAMPLE_TOKENS = 1024
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class _Inputs:
     """What enters the experts of one module.
 
     Attributes:
         tokens: number of tokens.
-        gram: sum of xxᵀ over them, in float64.
-        sample: some of them.
+        gram: sum of xxᵀ over them, as by `add_gram`; None before the first.
+        sample: some of them, by batch.
     """
 
-    tokens: int
-    gram: Float[Tensor, "hidden hidden"]
-    sample: Float[Tensor, "sampled hidden"]
+    tokens: int = 0
+    gram: Float[Tensor, "hidden hidden"] | None = None
+    sample: list[Float[Tensor, "sampled hidden"]] = field(default_factory=list)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -86,15 +87,11 @@ class ExpertInputs:
 
     def _add(self, name: str, module: UnfusedExperts, args: tuple[Any, ...]) -> None:
         states = module.entering(args[0]).detach()
-        rows = states.to(self.dtype)
-        gram = gram_matrix(rows)
         stride = max(1, len(states) * self.batches // SAMPLE_TOKENS)
-        sample = states[::stride].clone()
-        known = self._found.get(name)
-        if known is not None:
-            gram, sample = known.gram.add_(gram), torch.cat([known.sample, sample])
-        tokens = len(states) + (0 if known is None else known.tokens)
-        self._found[name] = _Inputs(tokens=tokens, gram=gram, sample=sample)
+        found = self._found.setdefault(name, _Inputs())
+        found.tokens += len(states)
+        found.gram = add_gram(found.gram, states.to(self.dtype))
+        found.sample.append(states[::stride].clone())
 
     def _expert_of(self, layer: str) -> tuple[_Inputs, Expert, str] | None:
         """Return what enters the module of a layer's expert, the expert, and the layer's name in it."""
@@ -114,12 +111,13 @@ class ExpertInputs:
         expert: Expert,
         projection: str,
     ) -> dict[str, GramStatistics]:
-        gram, tokens = inputs.gram, inputs.tokens
         if projection == "down_proj":
             with torch.no_grad():
-                rows = expert.inner(inputs.sample).to(self.dtype)
-            gram, tokens = gram_matrix(rows), len(rows)
-        covariance = gram / tokens
+                rows = expert.inner(torch.cat(inputs.sample)).to(self.dtype)
+            covariance = gram_matrix(rows) / len(rows)
+        else:
+            assert inputs.gram is not None
+            covariance = symmetric(inputs.gram) / inputs.tokens
         own = {name: statistics.get(name) for name in group.layers}
         if not group.from_output:
             first = shrink_to_block(own[group.layers[0]], covariance, None)

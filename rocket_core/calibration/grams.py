@@ -6,7 +6,7 @@ inputs. Layers that read the same tensor share one matrix.
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from rocket_core.errors import NonFiniteCalibrationError
 from rocket_core.estimates.layer_footprint import held_out_tokens
-from rocket_core.linalg.rough_products import rough_products
-from rocket_core.linalg.whitening import GramStatistics, gram_matrix, shrunk_for_weights
+from rocket_core.linalg.gram_sum import add_gram, symmetric
+from rocket_core.linalg.rough_products import input_products
+from rocket_core.linalg.whitening import GramStatistics, shrunk_for_weights
 from rocket_core.models.architecture import oriented_weight
 
 
@@ -36,7 +37,7 @@ class InputGroup:
 
 @dataclass(kw_only=True, slots=True)
 class _Sums:
-    """Running sums of one layer, in float64."""
+    """Running sums of one layer, in float64; those of Gram matrices as by `add_gram`."""
 
     tokens: int = 0
     gram: Tensor | None = None
@@ -121,9 +122,7 @@ def collect_statistics(
             collector.batch = batch
             run(batch)
     called = [group for group in groups if group.layers[0] in collector.sums]
-    for group in called:
-        collector.shrink(group.layers[0])
-    return {name: collector.statistics(name, group) for group in called for name in group.layers}
+    return {name: found for group in called for name, found in collector.statistics(group).items()}
 
 
 def sum_inputs(name: str, inputs: Iterable[Tensor], dtype: torch.dtype) -> GramStatistics:
@@ -142,7 +141,7 @@ def sum_inputs(name: str, inputs: Iterable[Tensor], dtype: torch.dtype) -> GramS
     for batch, tensor in enumerate(inputs):
         collector.batch = batch
         collector.add(name, group, nn.Identity(), (tensor,), {}, tensor)
-    return collector.statistics(name, group)
+    return collector.statistics(group)[name]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -178,44 +177,45 @@ class _Collector:
         if name == group.layers[0]:
             rows = self._rows(read, root)
             if group.from_output:
-                sums.energy = self._added(sums.energy, rows.square().sum(0), name)
+                energy = rows.square().sum(0).double()
+                sums.energy = self._finite(energy if sums.energy is None else sums.energy + energy, name)
             else:
-                sums.gram = self._added(sums.gram, _product(rows, read.dtype), name)
-                sums.energy = sums.gram.diagonal()
+                with input_products(read):
+                    sums.gram = add_gram(sums.gram, rows)
+                # A NaN or infinity anywhere in the rows appears on the diagonal.
+                self._finite(sums.gram.diagonal(), name)
         if group.from_output:
             # Subtracting a large bias from a rounded output would leave noise; a second product costs little.
             biased = isinstance(module.bias, Tensor)
             weight = oriented_weight(module).to(self.dtype) if biased else None
             rows = self._rows(output, root) if weight is None else self._rows(read, root) @ weight
-            sums.output_gram = self._added(sums.output_gram, gram_matrix(rows), name)
+            sums.output_gram = add_gram(sums.output_gram, rows)
+            self._finite(sums.output_gram.diagonal(), name)
 
-    def shrink(self, name: str) -> None:
-        """Shrink the finished Gram matrix of a group's first layer if its tokens are weighted."""
-        sums, roots = self.sums[name], self.roots.get(name)
-        if sums.gram is not None and roots is not None:
-            sums.gram = shrunk_for_weights(sums.gram, roots[: sums.tokens].square())
-            sums.energy = sums.gram.diagonal()
-
-    def statistics(self, name: str, group: InputGroup) -> GramStatistics:
-        """Return the finished sums of a layer."""
-        first = self.sums[group.layers[0]]
-        assert first.energy is not None
-        return GramStatistics(
-            tokens=first.tokens,
-            gram=first.gram,
-            output_gram=self.sums[name].output_gram if group.from_output else None,
-            input_energy=first.energy,
-            held_out=torch.cat(first.held_out) if first.held_out else None,
-        )
+    def statistics(self, group: InputGroup) -> dict[str, GramStatistics]:
+        """Return the finished sums of a group's layers, whose Gram matrix is shrunk if tokens are weighted."""
+        first, roots = self.sums[group.layers[0]], self.roots.get(group.layers[0])
+        gram = None if first.gram is None else symmetric(first.gram)
+        if gram is not None and roots is not None:
+            gram = shrunk_for_weights(gram, roots[: first.tokens].square())
+        energy = first.energy if gram is None else gram.diagonal()
+        assert energy is not None
+        held_out = torch.cat(first.held_out) if first.held_out else None
+        outputs = {name: self.sums[name].output_gram if group.from_output else None for name in group.layers}
+        return {
+            name: GramStatistics(
+                tokens=first.tokens,
+                gram=gram,
+                output_gram=None if output_gram is None else symmetric(output_gram),
+                input_energy=energy,
+                held_out=held_out,
+            )
+            for name, output_gram in outputs.items()
+        }
 
     def _rows(self, tensor: Tensor, root: Float[Tensor, "rows 1"] | None) -> Float[Tensor, "rows features"]:
         rows = tensor.detach().reshape(-1, tensor.shape[-1]).to(self.dtype)
         return rows if root is None else rows * root
-
-    def _added(self, total: Tensor | None, term: Tensor, name: str) -> Tensor:
-        # A NaN or infinity anywhere in the rows appears on the diagonal of their Gram matrix.
-        self._finite(term if term.ndim == 1 else term.diagonal(), name)
-        return term.double() if total is None else total.add_(term)
 
     def _finite(self, values: Tensor, name: str) -> Tensor:
         if not bool(torch.isfinite(values).all()):
@@ -228,13 +228,6 @@ class _Collector:
 
 def _root(weights: Float[Tensor, " tokens"] | None, dtype: torch.dtype) -> Float[Tensor, " tokens"] | None:
     return None if weights is None else weights.sqrt().to(dtype)
-
-
-def _product(rows: Float[Tensor, "rows features"], dtype: torch.dtype) -> Float[Tensor, "features features"]:
-    """Return the Gram matrix of rows that have been converted from a dtype."""
-    # Rows in bfloat16 are exact. Weighted ones get an error of 1/512 of themselves, far less than what shrinking adds.
-    with rough_products(rows.device) if dtype == torch.bfloat16 else nullcontext():
-        return gram_matrix(rows)
 
 
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

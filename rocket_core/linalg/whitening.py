@@ -20,9 +20,6 @@ WEIGHTED_SHRINKAGE = 0.5
 """Strength for weighted tokens: SmolLM2 at 4.25 bits has a KL of 0.107, 0.105 and 0.105 with 0.5, 1.5 and 5 d / tokens,
 of which half count or fewer.
 """
-# A Gram matrix is symmetric: a quarter of its columns at a time, from the diagonal on, takes 10 of 16 products. Fewer
-# columns than this would not occupy a CPU.
-_LEAST_COLUMNS = 192
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,19 +67,6 @@ class GramStatistics:
             return self.output_gram.diagonal()
         assert self.gram is not None
         return (weight * (self.gram @ weight)).sum(dim=0)
-
-
-def gram_matrix(rows: Float[Tensor, "rows d_in"]) -> Float[Tensor, "d_in d_in"]:
-    """Return XᵀX in float64, from products in the dtype of X."""
-    width = rows.shape[1]
-    if rows.device.type != "cpu":
-        return (rows.mT @ rows).double()
-    step = max(_LEAST_COLUMNS, -(-width // 4))
-    found = rows.new_empty((width, width), dtype=torch.float64)
-    for begin in range(0, width, step):
-        found[begin : begin + step, begin:] = rows[:, begin : begin + step].mT @ rows[:, begin:]
-        found[begin + step :, begin : begin + step] = found[begin : begin + step, begin + step :].mT
-    return found
 
 
 def basis_from_statistics(

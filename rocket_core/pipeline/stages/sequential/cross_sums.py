@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rocket_core.linalg.gram_sum import add_gram, symmetric
 from rocket_core.linalg.sequential_target import part_way_target, token_weights
-from rocket_core.linalg.whitening import WEIGHTED_SHRINKAGE, gram_matrix, shrunk_for_weights, tokens_that_count
+from rocket_core.linalg.whitening import WEIGHTED_SHRINKAGE, shrunk_for_weights, tokens_that_count
 
 # Part of the way from a weight to the target that compensates for earlier errors; see `part_way_target`.
 _STEP = 0.5
@@ -41,9 +42,14 @@ class CrossSums:
             roots = self.weights[self.tokens : self.tokens + len(rows), None].sqrt().to(rows)
             rows, dense_rows = rows * roots, dense_rows * roots
         self.tokens += rows.shape[0]
-        self.gram = self.gram + gram_matrix(rows)
-        self.cross = self.cross + (rows.mT @ dense_rows).double()
-        self.dense_gram = self.dense_gram + gram_matrix(dense_rows)
+        if self.gram.ndim == 0:
+            width = rows.shape[1]
+            self.gram, self.cross, self.dense_gram = (
+                rows.new_zeros((width, width), dtype=torch.float64) for _ in range(3)
+            )
+        symmetric(add_gram(self.gram, rows))
+        self.cross += rows.mT @ dense_rows
+        symmetric(add_gram(self.dense_gram, dense_rows))
 
     def add_deviation(self, rows: Float[Tensor, "rows d_in"], deviation: Float[Tensor, "rows d_out"]) -> None:
         """Add what the residual stream of the compressed model lacks, for the rows that were added last."""
