@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.calibration.sensitivity import Sensitivity
+from rocket_core.linalg.gram_sum import gram_matrix
 
 # The power of the squared gradients of a token in its weight: that of the least KL on SmolLM2-135M at 4 bits.
 _POWER = 0.75
@@ -81,7 +82,7 @@ class TokenWeights:
         rows = torch.cat(last)[-self._measured :]
         mean = rows.mean(dim=0)
         rows -= mean
-        normal = rows.T @ rows
+        normal = gram_matrix(rows).to(rows)
         normal.diagonal().mul_(1 + _RIDGE).add_(_LEAST)
         return mean, rows, torch.linalg.cholesky(normal)
 
