@@ -61,7 +61,7 @@ class Run:
     @property
     def compute_dtype(self) -> torch.dtype:
         """Dtype in which the model runs."""
-        return compute_dtype(self.dtype, self.device)
+        return compute_dtype(self.dtype, self.device, compares=self.config.sequential)
 
     @property
     def held_dtype(self) -> torch.dtype | None:

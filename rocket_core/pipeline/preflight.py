@@ -77,7 +77,8 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     model_config = read_config(source.folder)
     check_config(model_config.to_dict(), source.name)
     dtype = _storage_dtype(checkpoint, config)
-    architecture = build_architecture(model_config, compute_dtype(dtype, device), vision=config.includes_vision)
+    computed = compute_dtype(dtype, device, compares=config.sequential)
+    architecture = build_architecture(model_config, computed, vision=config.includes_vision)
     named = model_config.to_dict() | {"architectures": [type(architecture.model).__name__]}
     check_engine(named, dtype.itemsize, config.reader, source.name)
     if config.fit is not None:

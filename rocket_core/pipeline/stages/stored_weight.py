@@ -141,7 +141,7 @@ def install_weight(run: Run, work: WorkFolder, unit: CompressionUnit, name: str,
         run.architecture.shape(name),
         rank=unit.candidates[unit.names.index(name)].rank,
         dictionary_owner=unit.names[0],
-        dtype=run.dtype,
+        dtype=run.compute_dtype,
     )
     oriented_weight(module).copy_(weight.T)
 

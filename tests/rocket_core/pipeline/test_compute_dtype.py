@@ -108,6 +108,13 @@ def test_a_cpu_that_multiplies_bfloat16_computes_in_it(monkeypatch, dtype, expec
     assert devices.compute_dtype(dtype, torch.device("cpu")) == expected
 
 
+def test_a_cpu_compares_models_in_float32(monkeypatch, half, settings, tmp_path, dtypes):
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: True)
+    assert devices.compute_dtype(torch.bfloat16, torch.device("cpu"), compares=True) == torch.float32
+    compress(str(half[0]), tmp_path / "out", settings(device="cpu", sequential=True))
+    assert dtypes == {torch.float32}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_accelerators_compute_in_the_stored_dtype(dtype):
     assert devices.compute_dtype(dtype, torch.device("cuda")) == dtype

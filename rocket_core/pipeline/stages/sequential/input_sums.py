@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import torch
 
-from rocket_core.linalg.rough_products import input_products
 from rocket_core.models.called_lists import called_list_of, following_calls
 from rocket_core.models.residual_stream import ResidualStream, StreamState, find_residual_stream
 from rocket_core.pipeline.stages.sequential.block_side import BlockSide
@@ -64,9 +63,8 @@ class InputSums:
                 called_once = len(dense_calls) == 1
                 calls = self._compressed.inputs(name, batch, stop_at_first=called_once)
             rows, dense_rows = ([part.to(self._dtype) for part in found] for found in (calls, dense_calls))
-            for read, *both in zip(calls, rows, dense_rows, strict=True):
-                with input_products(read):
-                    sums.add(*both)
+            for both in zip(rows, dense_rows, strict=True):
+                sums.add(*both)
             if states:
                 dense_state, state = (found.rows.to(self._dtype) for found in states)
                 sums.add_deviation(rows[0], dense_state - state)
