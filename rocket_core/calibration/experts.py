@@ -78,6 +78,9 @@ class ExpertInputs:
                 matrices of experts are changed.
             groups: layers that share an input.
         """
+        for inputs in self._found.values():
+            if inputs.gram is not None:
+                symmetric(inputs.gram)
         shrunk = dict(statistics)
         for group in groups:
             found = self._expert_of(group.layers[0])
@@ -117,7 +120,7 @@ class ExpertInputs:
             covariance = gram_matrix(rows) / len(rows)
         else:
             assert inputs.gram is not None
-            covariance = symmetric(inputs.gram) / inputs.tokens
+            covariance = inputs.gram / inputs.tokens
         own = {name: statistics.get(name) for name in group.layers}
         if not group.from_output:
             first = shrink_to_block(own[group.layers[0]], covariance, None)

@@ -1,7 +1,7 @@
-"""Products of float32 matrices in the precision of bfloat16: of exact factors, or in iterations that correct errors."""
+"""Products of float32 matrices in the precision of bfloat16, for iterations that correct their own errors."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -25,15 +25,6 @@ def rough_products(device: torch.device = _CPU) -> AbstractContextManager[None]:
         return _rounding_allowed(torch.backends.mkldnn, "bf16", when=_multiplies_fast())
     backend = getattr(torch.backends, device.type, None)
     return _rounding_allowed(backend, "tf32", when=hasattr(backend, "matmul"))
-
-
-def input_products(read: Tensor) -> AbstractContextManager[None]:
-    """Allow to round the factors of products of layers' inputs to bfloat16 if that is what the layers read.
-
-    Such inputs are exact in bfloat16. Weighted ones get an error of 1/512 of themselves, far less than what is added
-    to sums of few tokens.
-    """
-    return rough_products(read.device) if read.dtype == torch.bfloat16 else nullcontext()
 
 
 def fast_products() -> AbstractContextManager[None]:
