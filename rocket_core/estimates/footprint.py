@@ -6,7 +6,7 @@ safetensors headers (`describe_model`). Both use this module, so that an estimat
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocket_core.config import CompressionConfig
 from rocket_core.estimates.batch_size import TOKENS_PER_BATCH
@@ -190,9 +190,11 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     prelude = model.parameters - sum(model.block_parameters)
     if not work.config.calibrates:
         return _uncalibrated_footprint(model, work, prelude)
+    if work.config.sequential:
+        # Both models run in float32, and their hidden states are not rounded.
+        model = replace(model, compute_itemsize=max(model.compute_itemsize, _FLOAT32), held_itemsize=None)
     states = work.tokens * model.hidden_size
-    # Sequential compression does not round them.
-    hidden = states * ((not work.config.sequential and model.held_itemsize) or model.compute_itemsize)
+    hidden = states * (model.held_itemsize or model.compute_itemsize)
     block = max(model.block_parameters) * model.compute_itemsize
     how = {"input_grams": work.input_grams}
     grams = max(block_gram_bytes(block, **how) for block in model.layers)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,9 +11,8 @@ from rocket_core.checkpoint import Checkpoint, ModelSource, PartEntry, TensorEnt
 from rocket_core.config import CompressionConfig
 from rocket_core.exports.gguf_model import GgufPlan
 from rocket_core.methods import Method, method_for
-from rocket_core.models.architecture import Architecture
+from rocket_core.models.architecture import Architecture, build_architecture, read_config
 from rocket_core.models.token_tables import TokenTable
-from rocket_core.system.devices import compute_dtype
 
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -31,7 +30,8 @@ class Run:
         inputs: source of the calibration inputs; None if nothing is calibrated.
         device: compute device.
         others: further devices, each with its own process that profiles and compresses blocks.
-        dtype: dtype in which the model is stored; see `compute_dtype` for that in which it runs.
+        dtype: dtype in which the model is stored.
+        compute_dtype: dtype in which it runs.
         sequence_length: tokens per calibration window; for images, positions of one image.
         positions: positions of a sample that pass through blocks, summed over all lists of blocks.
         layers: compressible layers of each block, without the ignored ones.
@@ -49,6 +49,7 @@ class Run:
     inputs: InputSource | None
     device: torch.device
     dtype: torch.dtype
+    compute_dtype: torch.dtype
     sequence_length: int
     positions: int
     layers: tuple[tuple[str, ...], ...]
@@ -57,11 +58,6 @@ class Run:
     tables: tuple[TokenTable, ...] = ()
     gguf: GgufPlan | None = None
     idle: tuple[str, ...] = ()
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """Dtype in which the model runs."""
-        return compute_dtype(self.dtype, self.device, compares=self.config.sequential)
 
     @property
     def held_dtype(self) -> torch.dtype | None:
@@ -120,3 +116,13 @@ class Run:
         entry = self.loader.entry(f"{layer}.weight")
         assert entry is not None, layer
         return entry
+
+
+def in_float32(run: Run) -> Run:
+    """Return a run with a model that computes in float32 at least: where small differences between models count."""
+    if run.compute_dtype.itemsize >= torch.float32.itemsize:
+        return run
+    config = read_config(run.source.folder)
+    architecture = build_architecture(config, torch.float32, vision=run.config.includes_vision)
+    loader = WeightLoader(architecture.model, run.checkpoint, run.device)
+    return replace(run, architecture=architecture, loader=loader, compute_dtype=torch.float32)

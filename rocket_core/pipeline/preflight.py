@@ -77,7 +77,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     model_config = read_config(source.folder)
     check_config(model_config.to_dict(), source.name)
     dtype = _storage_dtype(checkpoint, config)
-    computed = compute_dtype(dtype, device, compares=config.sequential)
+    computed = compute_dtype(dtype, device)
     architecture = build_architecture(model_config, computed, vision=config.includes_vision)
     named = model_config.to_dict() | {"architectures": [type(architecture.model).__name__]}
     check_engine(named, dtype.itemsize, config.reader, source.name)
@@ -106,6 +106,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         device=device,
         others=tuple(others),
         dtype=dtype,
+        compute_dtype=computed,
         sequence_length=length,
         positions=positions,
         layers=layers,

@@ -11,6 +11,7 @@ from rocket_core.evaluation import evaluate_text
 from rocket_core.models.held_states import HeldStates
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.stages.sequential.compression import SequentialCompression
 from rocket_core.system import devices
 
 
@@ -108,11 +109,18 @@ def test_a_cpu_that_multiplies_bfloat16_computes_in_it(monkeypatch, dtype, expec
     assert devices.compute_dtype(dtype, torch.device("cpu")) == expected
 
 
-def test_a_cpu_compares_models_in_float32(monkeypatch, half, settings, tmp_path, dtypes):
+def test_models_are_compared_in_float32(monkeypatch, half, settings, tmp_path, dtypes):
     monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: True)
-    assert devices.compute_dtype(torch.bfloat16, torch.device("cpu"), compares=True) == torch.float32
+    compared, complete = [], SequentialCompression.complete
+
+    def watched(self):
+        dtypes.clear()
+        complete(self)
+        compared.append(set(dtypes))
+
+    monkeypatch.setattr(SequentialCompression, "complete", watched)
     compress(str(half[0]), tmp_path / "out", settings(device="cpu", sequential=True))
-    assert dtypes == {torch.float32}
+    assert compared == [{torch.float32}]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)

@@ -25,7 +25,7 @@ from rocket_core.models.architecture import oriented_weight
 from rocket_core.models.block_calls import Activations
 from rocket_core.models.block_lists import BlockList
 from rocket_core.pipeline.block_walk import begin_walk, differentiated_tokens, loaded_block, split_inputs
-from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.context import Run, in_float32
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.compress import (
@@ -80,7 +80,8 @@ class SequentialCompression:
         sizes: CodedSizes,
         monitor: Monitor,
     ) -> None:
-        self._run = run
+        # Rounding would hide how the streams differ.
+        self._run = run = in_float32(run)
         self._inputs = inputs
         self._work = work
         self._units = units
