@@ -14,7 +14,8 @@ SOURCE = "llama-cpp-python==0.3.36"
 NAMES = ("llama-imatrix", "llama-quantize", "llama-perplexity")
 _SECONDS = 2 * 3600
 _ATTEMPTS = 3
-# Without what these programs do not need, and with everything in one file each.
+# Without what these programs do not need, and with everything in one file each. Not for the processor that builds them
+# alone: they are kept, and another one ends them at the first instruction that it lacks.
 _OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=OFF",
@@ -23,7 +24,7 @@ _OPTIONS = (
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_SERVER=OFF",
     "-DGGML_OPENMP=OFF",
-    "-DGGML_NATIVE=ON",
+    "-DGGML_NATIVE=OFF",
 )
 _ONE_THREAD = ("--threads", "1", "--gpu-layers", "0")
 _KL_DIVERGENCE = re.compile(r"Mean\s+KLD:\s*(-?[\d.]+(?:e-?\d+)?)")

@@ -15,6 +15,7 @@ import functools
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -167,6 +168,8 @@ def lines_of(command: Sequence[str], *, timeout: float = 3600) -> list[str]:
     except subprocess.TimeoutExpired:
         raise RivalFailedError(f"it took more than {timeout:.0f} seconds") from None
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode < 0:
+        raise RivalFailedError(f"it was ended by {signal.Signals(-done.returncode).name}")
     if done.returncode:
         raise RivalFailedError(lines[-1] if lines else f"exit status {done.returncode}")
     return lines
