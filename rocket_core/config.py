@@ -437,9 +437,9 @@ class MethodOptions(FrozenModel):
     """
     dtype: StorageDtype = "auto"
     """dtype in which the model is stored; `auto` (default) is the checkpoint's own. It also runs in this dtype, but on
-    a CPU in float32 instead of float16, and instead of bfloat16 unless the CPU multiplies bfloat16 matrices itself;
-    and in float32 on any device while layers are compressed one after another (`sequential`). Costs memory and disk
-    in proportion to its size.
+    a CPU in float32 instead of float16, and instead of bfloat16 unless the CPU multiplies bfloat16 matrices itself.
+    Models that are compared run in float32 at least: while layers are compressed one after another (`sequential`) on
+    any device, in an evaluation on a CPU. Costs memory and disk in proportion to its size.
     """
     precision: Precision = "float32"
     """dtype of supports and least squares, `float32` by default; `float64` is the reference that tests compare

@@ -13,7 +13,7 @@ from typing import Any, Self
 from rocket_core.config import BUILTIN_DATASET, CompressionConfig
 from rocket_core.estimates.footprint import ModelShape
 from rocket_core.estimates.healing import vocabulary
-from rocket_core.estimates.operations import FLOAT32_BYTES, Operations, activation_passes, model_products
+from rocket_core.estimates.operations import FLOAT32_BYTES, Operations, activation_passes
 from rocket_core.inspection.checks.preconditions import window_length
 from rocket_core.inspection.files.text_rows import text_suffix
 from rocket_core.inspection.headers.model_fields import positions
@@ -39,7 +39,6 @@ class EvaluationSizes:
         stride: tokens from the start of one window to the next.
         vocabulary: logits for each token; 0 for an encoder.
         answer_tokens: tokens of all answers to prompts, at most.
-        in_float32: whether the compressed model runs in float32 in any case, as from a GGUF file.
     """
 
     windows: int
@@ -47,7 +46,6 @@ class EvaluationSizes:
     stride: int
     vocabulary: int
     answer_tokens: int = 0
-    in_float32: bool = False
 
     @classmethod
     def expected(cls, config: CompressionConfig, model: ModelShape, settings: Mapping[str, Any]) -> Self | None:
@@ -76,7 +74,6 @@ class EvaluationSizes:
             stride=stride,
             vocabulary=vocabulary(settings, model) if model.predicts else 0,
             answer_tokens=len(asked.prompts) * asked.answer_tokens,
-            in_float32=config.evaluated_export == "gguf",
         )
 
 
@@ -98,8 +95,7 @@ def evaluation_operations(model: ModelShape, sizes: EvaluationSizes) -> Operatio
     read = sizes.windows * sizes.length + sizes.answer_tokens
     predicted = sizes.windows * sizes.stride + sizes.answer_tokens
     blocks, passed = len(model.block_parameters), model.passed_parameters(sizes.vocabulary)
-    products = model_products(2 * read * passed, model.itemsize)
-    products += Operations(products=2 * read * passed) if sizes.in_float32 else products
+    products = Operations(products=_MODELS * 2 * read * passed)
     attention = _MODELS * _ATTENTION * read * sizes.length * model.hidden_size * blocks
     weights = _WEIGHT_PASSES * model.parameters + sizes.answer_tokens * passed
     numbers = _LOGIT_PASSES * predicted * sizes.vocabulary + _MODELS * weights

@@ -79,7 +79,6 @@ def _evaluation_sizes(run: Run, plan: EvaluationPlan | None) -> EvaluationSizes 
         stride=text.stride,
         vocabulary=0 if text.windows is None else run.architecture.vocabulary,
         answer_tokens=len(plan.how.prompts) * plan.how.answer_tokens,
-        in_float32=run.config.evaluated_export == "gguf",
     )
 
 
@@ -304,7 +303,10 @@ def check_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int
     if plan is None:
         return 0
     tokens = plan.how.stored_tokens
-    estimate = evaluation_footprint(_model_shape(run), tokens=tokens, vocabulary=run.architecture.vocabulary)
+    model = _model_shape(run)
+    if run.device.type == "cpu":
+        model = replace(model, compute_itemsize=max(model.compute_itemsize, torch.float32.itemsize))
+    estimate = evaluation_footprint(model, tokens=tokens, vocabulary=run.architecture.vocabulary)
     memory, disk = free_memory(run.device), free_disk(output)
     advice = "leave evaluate out and measure elsewhere with `rocket evaluate`"
     if estimate.memory_bytes > memory:

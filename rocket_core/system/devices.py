@@ -56,7 +56,7 @@ def resolve_devices(name: str) -> tuple[torch.device, ...]:
 
 
 def compute_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype in which a model runs fast on a device.
+    """Return the dtype in which a model is calibrated fast on a device.
 
     Most CPUs convert float16 and bfloat16 numbers one by one, which takes 3 to 20 times as long as computing in
     float32, of which every such number is an exact value. Some multiply bfloat16 matrices themselves. Every other dtype

@@ -4,7 +4,7 @@ import pytest
 
 from rocket_core.config import compression_config
 from rocket_core.estimates.evaluation_duration import EvaluationSizes, evaluation_operations
-from tests.rocket_core.estimates.test_duration import LLAMA_1B, ZEN_5, shape
+from tests.rocket_core.estimates.test_duration import LLAMA_1B, SPEED, shape
 
 TINY = (*((192, 192), (192, 64), (192, 64), (192, 192)), (192, 512), (192, 512), (512, 192))
 SETTINGS = {"max_position_embeddings": 131_072, "vocab_size": 2048}
@@ -15,7 +15,7 @@ def sizes(windows=64, length=256, **more):
 
 
 def seconds(model, evaluation):
-    return evaluation_operations(replace(model, predicts=True), evaluation).duration(ZEN_5)
+    return evaluation_operations(replace(model, predicts=True), evaluation).duration(SPEED)
 
 
 def expected(**evaluate):
@@ -25,11 +25,11 @@ def expected(**evaluate):
 
 @pytest.mark.parametrize(
     ("block", "blocks", "windows", "length", "measured"),
-    [(TINY, 6, 64, 256, 2.0), (LLAMA_1B, 1, 16, 1024, 16.2)],
-    ids=["tiny-llama", "a block of 1B"],
+    [(TINY, 6, 64, 256, 3.4), (LLAMA_1B, 3, 16, 1024, 112.7)],
+    ids=["tiny-llama", "blocks of 1B"],
 )
 def test_an_evaluation_is_within_the_stated_factor(block, blocks, windows, length, measured):
-    """Processor time of `compare_models` on one core of an AMD EPYC (Zen 5)."""
+    """Processor time of `evaluate_text` next to the original on one core of an Intel processor with AMX."""
     found = seconds(shape(block, blocks), sizes(windows, length))
     assert measured / 1.5 < found < 1.5 * measured
 
@@ -41,7 +41,6 @@ def test_time_rises_with_all_that_is_read():
     overlapping = seconds(model, replace(base, stride=128))
     assert 0.8 * seconds(model, base) < overlapping < seconds(model, base)
     assert seconds(model, replace(base, answer_tokens=64)) > seconds(model, base)
-    assert seconds(model, replace(base, in_float32=True)) > seconds(model, base)
     assert seconds(replace(model, active_part=1 / 8), base) < 0.5 * seconds(model, base)
 
 
@@ -64,5 +63,3 @@ def test_sizes_follow_the_settings():
     assert (expected().length, expected().stride, expected().vocabulary) == (1024, 1024, 2048)
     encoder = EvaluationSizes.expected(compression_config(ratio=0.5, evaluate={}), shape(LLAMA_1B), SETTINGS)
     assert encoder.vocabulary == 0
-    config = compression_config(bits=5, engine="llama.cpp", evaluate={})
-    assert EvaluationSizes.expected(config, shape(LLAMA_1B), SETTINGS).in_float32

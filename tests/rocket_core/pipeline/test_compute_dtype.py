@@ -97,7 +97,9 @@ def test_held_states_change_errors_by_less_than_a_hundredth(half, settings, tmp_
     assert errors["held"] == pytest.approx(errors["computed"], rel=0.01)
 
 
-def test_half_precision_is_evaluated_in_float32(half, dtypes, text):
+@pytest.mark.parametrize("multiplies", [False, True])
+def test_half_precision_is_evaluated_in_float32(half, dtypes, text, monkeypatch, multiplies):
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: multiplies)
     result = evaluate_text(half[0], text, sequence_length=16, limit=4, device="cpu")
     assert dtypes == {torch.float32}
     assert result.dtype == "float32"
