@@ -208,7 +208,7 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         grams += held_out_tokens(work.tokens) * (3 * model.hidden_size + widest) * work.itemsize
     working = grams + max(solver, block + activations) + hidden
     if work.config.sequential:
-        sums = 3 * max(d_in for d_in, _ in model.shapes) ** 2 * _FLOAT64
+        sums = 5 * max(d_in for d_in, _ in model.shapes) ** 2 * _FLOAT64
         layer = max(solver, *(target_bytes(shape) for shape in model.shapes))
         working = max(working, 2 * block + sums + max(layer, 2 * activations) + 6 * states * model.compute_itemsize)
     if work.config.refine:

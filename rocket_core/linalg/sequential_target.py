@@ -1,5 +1,7 @@
 """Targets of layers whose inputs deviate from the dense model's, because the layers before them are compressed."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -63,3 +65,37 @@ def part_way_target(
     # In place: such matrices are the largest that a run holds.
     shrunk.diagonal().add_(floor)
     return torch.lerp(weight, torch.linalg.solve(shrunk, products + (pull + floor)[:, None] * weight), step)
+
+
+def validated_target(
+    weight: Float[Tensor, "d_in d_out"],
+    grams: Sequence[Float[Tensor, "d_in d_in"]],
+    products: Sequence[Float[Tensor, "d_in d_out"]],
+    *,
+    tokens: float | int,
+    shrinkage: float,
+    step: float,
+) -> Float[Tensor, "d_in d_out"]:
+    """Return `part_way_target` with a step that is less if one half of the tokens contradicts the other.
+
+    From each half follows a change of the weight. The mean of both is what is taken, times the part that has the least
+    error, in [0, 1], where each half is judged by the other: nothing of it if the tokens are too few to tell.
+
+    Args:
+        weight: W, in float64.
+        grams: G' of each half.
+        products: X'ᵀY of each half.
+        tokens: rows of X in both, or as many as count.
+        shrinkage: see `part_way_target`.
+        step: the largest step.
+    """
+    missing = [product - gram @ weight for gram, product in zip(grams, products, strict=True)]
+    moves = [
+        part_way_target(weight, gram, product, tokens=tokens / 2, shrinkage=shrinkage, step=1.0).sub_(weight)
+        for gram, product in zip(grams, products, strict=True)
+    ]
+    gained = sum(float((moves[half] * missing[1 - half]).sum()) for half in (0, 1)) / 2
+    cost = sum(float((moves[half] * (grams[1 - half] @ moves[half])).sum()) for half in (0, 1))
+    cost = (cost + float((moves[0] * ((grams[0] + grams[1]) @ moves[1])).sum())) / 4
+    part = min(1.0, max(0.0, gained / cost)) if cost > 0 else 0.0
+    return weight + step * part / 2 * (moves[0] + moves[1])

@@ -3,7 +3,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rocket_core.linalg.sequential_target import part_way_target, token_weights
+from rocket_core.linalg.sequential_target import part_way_target, token_weights, validated_target
 
 few = settings(max_examples=60, deadline=None)
 
@@ -124,3 +124,39 @@ def test_one_token_of_huge_outputs_hardly_moves_the_target():
     least = torch.linalg.norm((outputs - compressed @ best)[others])
     assert left(counts) < 1.05 * least
     assert left(torch.ones(300, dtype=torch.float64)) > 1.2 * least
+
+
+def halves(dense, compressed, wanted):
+    """Return the Gram matrices and the products of the first and the second half of the tokens."""
+    middle = len(dense) // 2
+    parts = slice(None, middle), slice(middle, None)
+    return [compressed[part].T @ compressed[part] for part in parts], [
+        compressed[part].T @ wanted[part] for part in parts
+    ]
+
+
+def test_halves_that_agree_give_the_largest_step():
+    dense, compressed, weight = streams(10, 6, 50)
+    dense, compressed = dense.repeat(2, 1), compressed.repeat(2, 1)
+    found = validated_target(weight, *halves(dense, compressed, dense @ weight), tokens=100, shrinkage=0.0, step=0.5)
+    best = torch.linalg.lstsq(compressed, dense @ weight).solution
+    torch.testing.assert_close(found, (weight + best) / 2, rtol=1e-7, atol=1e-8)
+
+
+def test_halves_that_contradict_each_other_change_nothing():
+    dense, compressed, weight = streams(10, 6, 50)
+    lacking = torch.randn(50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    wanted = torch.cat([compressed @ weight + lacking, compressed @ weight - lacking])
+    grams, products = halves(dense.repeat(2, 1), compressed.repeat(2, 1), wanted)
+    found = validated_target(weight, grams, products, tokens=100, shrinkage=0.0, step=0.5)
+    torch.testing.assert_close(found, weight, rtol=1e-7, atol=1e-8)
+
+
+def test_noise_of_few_tokens_is_hardly_fitted():
+    """What the compressed model lacks has nothing to do with what the layer reads."""
+    _, compressed, weight = streams(40, 6, 120)
+    noise = torch.randn(120, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    grams, products = halves(compressed, compressed, compressed @ weight + noise)
+    validated = validated_target(weight, grams, products, tokens=120, shrinkage=0.0, step=0.5)
+    plain = part_way_target(weight, sum(grams), sum(products), tokens=120, shrinkage=0.0, step=0.5)
+    assert (validated - weight).norm() < 0.3 * (plain - weight).norm()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rocket_core.calibration.experts import SAMPLE_TOKENS, effective_rank, find_experts
 from rocket_core.experts import Expert, UnfusedExperts, following_router
 from rocket_core.pipeline.stages.sequential.block_side import BlockSide
-from rocket_core.pipeline.stages.sequential.cross_sums import CrossSums
+from rocket_core.pipeline.stages.sequential.cross_sums import CrossSums, HalfSums
 
 # Sums of several experts that are held at a time; a single one may be larger.
 _MOST_BYTES = 2**27
@@ -30,12 +30,13 @@ def _with_average(sums: CrossSums, average: CrossSums) -> CrossSums:
     """Return sums and those of as many average tokens as their covariance has effective ranks."""
     total = average.tokens
     added = max(1, round(effective_rank(average.dense_gram / total)))
-    return CrossSums(
-        tokens=sums.tokens + added,
-        gram=sums.gram + added / total * average.gram,
-        cross=sums.cross + added / total * average.cross,
-        dense_gram=sums.dense_gram + added / total * average.dense_gram,
-    )
+    part = added / total
+    halves = tuple(HalfSums(gram=part * half.gram, cross=part * half.cross) for half in average.halves)
+    # None of an expert to which no token is routed.
+    for half, own in zip(halves, sums.halves, strict=False):
+        half.gram += own.gram
+        half.cross += own.cross
+    return CrossSums(tokens=sums.tokens + added, dense_gram=sums.dense_gram + part * average.dense_gram, halves=halves)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +123,7 @@ class ExpertSums:
         """Return a layer, and as many after it as can be summed up in the same pass within the memory for it."""
         after = self._layers[self._layers.index(layer) :]
         alike = [other for other in after if (other.module, other.is_last) == (layer.module, layer.is_last)]
-        matrices = 6 if layer.is_last else 3
+        matrices = 10 if layer.is_last else 5
         return alike[: max(1, _MOST_BYTES // (matrices * layer.d_in**2 * 8))]
 
     def _sum(self, layers: Sequence[ExpertLayer]) -> dict[str, CrossSums]:

@@ -20,7 +20,9 @@ def test_weighted_sums_are_those_of_weighted_rows():
     torch.testing.assert_close(sums.gram, compressed.T @ diagonal @ compressed, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sums.cross, compressed.T @ diagonal @ dense, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sums.dense_gram, dense.T @ diagonal @ dense, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(sums.deviation, compressed.T @ diagonal @ lacking, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        sum(half.deviation for half in sums.halves), compressed.T @ diagonal @ lacking, rtol=1e-5, atol=1e-5
+    )
     assert sums.tokens == 30
 
 
@@ -34,10 +36,11 @@ def test_the_gram_matrix_of_weighted_tokens_is_shrunk():
 
 
 def test_weights_of_one_token_repair_that_token():
-    """A target with all weight on one token gives its output, whatever the others need."""
+    """A target with all weight on a token that is read twice gives its output, whatever the others need."""
     torch.manual_seed(1)
     dense = torch.randn(40, 3)
     compressed = dense + 0.1 * torch.randn(40, 3)
+    dense[27], compressed[27] = dense[7], compressed[7]
     weight = torch.randn(3, 5).double()
 
     def missed(weights):
@@ -47,5 +50,5 @@ def test_weights_of_one_token_repair_that_token():
         return (dense[7].double() @ weight - compressed[7].double() @ target).norm()
 
     at_once = torch.zeros(40)
-    at_once[7] = 40.0
+    at_once[[7, 27]] = 20.0
     assert missed(at_once) < missed(torch.ones(40))
