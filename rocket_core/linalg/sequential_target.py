@@ -80,6 +80,7 @@ def validated_target(
 
     From each half follows a change of the weight. The mean of both is what is taken, times the part that has the least
     error, in [0, 1], where each half is judged by the other: nothing of it if the tokens are too few to tell.
+    SmolLM2-135M at 80 MB, 16,384 tokens: KL 0.032 with it, 0.065 without, in one draw; nothing changes on stories260K.
 
     Args:
         weight: W, in float64.
