@@ -2,10 +2,10 @@
 
 Two streams of hidden states pass through the model: that of the dense model, and that of the model as compressed so
 far. A layer whose inputs are X in the first and X' in the second is compressed towards the dense output: the weight
-that brings X' closest to XW is W* = (X'ᵀX')⁻¹X'ᵀX W. The method is given a weight between W and W*, at most halfway, with
-the Gram matrix of X'. Later layers thus compensate for errors of earlier ones, as far as possible, instead of accumulating
-them. In a decoder, a layer whose output is added to the residual stream also compensates for what the stream lacks, see
-`InputSums`. Where text is read in both directions, less is compensated, see `WholeTextSums`.
+that brings X' closest to XW is W* = (X'ᵀX')⁻¹X'ᵀX W. The method is given a weight between W and W*, at most halfway,
+with the Gram matrix of X'. Later layers thus compensate for errors of earlier ones, as far as possible, instead of
+accumulating them. In a decoder, a layer whose output is added to the residual stream also compensates for what the
+stream lacks, see `InputSums`. Where text is read in both directions, less is compensated, see `WholeTextSums`.
 """
 
 import copy
