@@ -12,6 +12,7 @@ from benchmarks.rivals import (
     RIVALS,
     RivalFailedError,
     check_plan,
+    lines_of,
     output_of,
     table,
     untouched,
@@ -106,3 +107,8 @@ def test_layers_that_a_rival_left_alone_are_counted(tmp_path):
 
 def test_every_rival_has_its_program():
     assert all((PROGRAMS / rival.program).is_file() and "==" in rival.requirement for rival in RIVALS.values())
+
+
+def test_a_rival_that_a_signal_ended_is_told_as_that():
+    with pytest.raises(RivalFailedError, match="ended by SIGILL"):
+        lines_of([sys.executable, "-c", "import os, signal; print('begun'); os.kill(os.getpid(), signal.SIGILL)"])

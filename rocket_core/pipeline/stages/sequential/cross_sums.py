@@ -10,8 +10,9 @@ from rocket_core.linalg.gram_sum import add_gram, symmetric
 from rocket_core.linalg.sequential_target import part_way_target, token_weights, validated_target
 from rocket_core.linalg.whitening import WEIGHTED_SHRINKAGE, shrunk_for_weights, tokens_that_count
 
-# Part of the way from a weight to the target that compensates for earlier errors; see `part_way_target`.
+# Largest part of the way from a weight to the target that compensates for earlier errors; see `validated_target`.
 _STEP = 0.5
+# The part in texts that are read in both directions; see `WholeTextSums`.
 _STEP_IN_WHOLE_TEXTS = 0.25
 
 
