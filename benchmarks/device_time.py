@@ -28,7 +28,7 @@ from benchmarks.scale.weights import make_model
 from rocket_core.calibration import grams
 from rocket_core.config import compression_config
 from rocket_core.layers import code_stream
-from rocket_core.linalg import pruning
+from rocket_core.linalg import pruning, rounding
 from rocket_core.linalg.kernels import on_gpu, reference
 from rocket_core.methods import layer_problem, sampled_outputs, sparse
 from rocket_core.pipeline import Observer, Progress, compress
@@ -42,7 +42,8 @@ _EXPERTS = (4, 8)
 _CONSTANTS: Mapping[int, Mapping[Any, Sequence[str]]] = {
     1: {
         on_gpu: ["BLOCK"],
-        pruning: ["_WIDE_FROM"],
+        pruning: ["WIDE_FROM"],
+        rounding: ["WIDE_FROM"],
         sparse: ["_SAMPLED_OUTPUTS", "_ROUGHLY_SAMPLED"],
         sampled_outputs: ["_SAMPLED_OUTPUTS", "_MOST_SAMPLED", "OUTPUTS_AT_ONCE"],
         layer_problem: ["OUTPUTS_AT_ONCE"],

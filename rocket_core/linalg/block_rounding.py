@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rocket_core.linalg.block_codes import BlockScales, BlockWeight, from_half, in_half
 from rocket_core.linalg.block_scales import search_block_scales, whole_minima, whole_scales
-from rocket_core.linalg.rounding import RoundingGram, improve, start
+from rocket_core.linalg.rounding import RoundingGram, descend, errors_from, start
 from rocket_core.sizes.block_types import BlockFormat
 
 # Turns of refitting the scales and improving the codes.
@@ -23,7 +23,7 @@ _VISITS = 3
 
 def round_to_blocks(
     weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, block_format: BlockFormat, *, splitting: bool = True
-) -> BlockWeight:
+) -> tuple[BlockWeight, Float[Tensor, " d_out"]]:
     """Round a weight: the better of GPTQ and splitting for each output, then descent over codes and scales by turns.
 
     Args:
@@ -31,30 +31,34 @@ def round_to_blocks(
         gram: prepared Gram matrix, in the weight's dtype.
         block_format: the block type; rows are whole blocks.
         splitting: also try splitting, which doubles the time. It matters below 4 bits.
+
+    Returns:
+        The rounding, and the error of each output under the damped matrix, in float64.
     """
     scales = search_block_scales(weight, gram.matrix.diagonal(), block_format)
-    rounded = improve(weight, gram, start(weight, gram, scales, splitting=splitting))
+    rounded = start(weight, gram, scales, splitting=splitting)
+    slope = gram.slope(weight, rounded)
+    rounded = descend(weight, gram, rounded, slope)
     for _ in range(_TURNS):
-        rounded = improve(weight, gram, refit_block_scales(weight, gram, rounded))
-    return rounded
+        rounded = descend(weight, gram, refit_block_scales(gram, rounded, slope), slope)
+    return rounded, errors_from(slope, weight, rounded)
 
 
 def refit_block_scales(
-    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, rounded: BlockWeight, *, sweeps: int = 1
+    gram: RoundingGram, rounded: BlockWeight, slope: Float[Tensor, "d_in d_out"], *, sweeps: int = 1
 ) -> BlockWeight:
     """Return the same codes with better scales: each in turn takes the best value that can be stored, given all others.
 
     The error is quadratic in d, e, and every s and m, so that it never increases. A sweep costs n²m.
 
     Args:
-        weight: W.
-        gram: prepared Gram matrix, in the weight's dtype.
+        gram: prepared Gram matrix, in the dtype of the slope.
         rounded: codes, and the scales to start from.
+        slope: its `RoundingGram.slope`, which becomes that of the result.
         sweeps: number of visits to every block.
     """
     matrix, block_format = gram.matrix, rounded.scales.format
-    slope = matrix @ (weight - rounded.weight(weight.dtype))
-    blocks = _Block.all_of(rounded, weight.dtype)
+    blocks = _Block.all_of(rounded, slope.dtype)
     for _ in range(sweeps):
         for number, block in enumerate(blocks):
             inputs = slice(number * block_format.block_size, (number + 1) * block_format.block_size)

@@ -19,7 +19,7 @@ from torch import Tensor
 from rocket_core.linalg.code_grids import Levels
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, exponent_above
 from rocket_core.linalg.kernels.rate import LARGEST_CODE, Rate, occurrences
-from rocket_core.linalg.rounding import RoundingGram, descend, gptq_and_errors
+from rocket_core.linalg.rounding import RoundingGram, descend, errors_from, gptq_and_errors
 from rocket_core.sizes.code_format import coded_format
 
 # Error that a bit is worth, as a part of the squared step: the slope of the curve at high rate.
@@ -169,7 +169,7 @@ def improve_for_rate(
     worth: Float[Tensor, " d_out"],
     *,
     sweeps: int = 2,
-) -> RoundedWeight:
+) -> tuple[RoundedWeight, Float[Tensor, " d_out"]]:
     """Change one code of each output at a time if that reduces the error plus the worth of bits.
 
     The length of each code is that of the rounding before the sweep.
@@ -180,12 +180,15 @@ def improve_for_rate(
         rounded: the rounding to start from.
         worth: see `RateTarget`.
         sweeps: number of visits to every entry.
+
+    Returns:
+        The rounding, and the error of each output under the damped matrix, in float64.
     """
-    grid = _CodedGrid(scales=rounded.scales)
+    grid, slope = _CodedGrid(scales=rounded.scales), gram.slope(weight, rounded)
     for _ in range(sweeps):
         rate = grid.rate(code_lengths(rounded.codes), worth)
-        rounded = descend(weight, gram, rounded.codes, grid, rate=rate, sweeps=1)[0]
-    return rounded
+        rounded = descend(weight, gram, rounded, slope, grid=grid, rate=rate, sweeps=1)
+    return rounded, errors_from(slope, weight, rounded)
 
 
 def bit_worth(importance: Float[Tensor, " d_out"], c: float) -> Float[Tensor, " d_out"]:

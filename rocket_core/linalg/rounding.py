@@ -9,19 +9,22 @@ References:
     Behdin et al., "QuantEase: optimization-based quantization for language models", 2023.
 """
 
+import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from rocket_core.linalg.blocked_factors import factor_in_place, invert_triangle_in_place
-from rocket_core.linalg.code_grids import Grid, RoundedT
+from rocket_core.linalg.code_grids import Grid, RoundedCodes, RoundedT
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, by_group, search_scales
 from rocket_core.linalg.kernels import for_device
 from rocket_core.linalg.kernels.rate import Rate
 from rocket_core.linalg.least_squares import UnitGram, output_errors
+from rocket_core.linalg.rough_products import WIDE_FROM, rough_products
 from rocket_core.sizes.code_format import CodeFormat
 
 # Added to the diagonal of G, as a part of its mean. Between 0.001 and 0.01 the result hardly changes.
@@ -33,8 +36,9 @@ _SWEEPS = 16
 # Pull of refitted scales towards the scales before, as a part of their mean curvature. Keeps scales of groups with few
 # nonzero codes in place.
 _RIDGE = 1e-3
-# Numbers in the systems of equations for scales that are solved at once.
-_SYSTEMS = 2**24
+# Numbers in the systems of equations for scales that are solved at once, and in a product for their coefficients: what
+# a cache holds.
+_SYSTEMS, _PRODUCT = 2**24, 2**21
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,10 @@ class RoundingGram:
         """Return dᵀGd of each column d, in float64."""
         return output_errors(self.matrix, difference)
 
+    def slope(self, weight: Float[Tensor, "n columns"], rounded: RoundedCodes) -> Float[Tensor, "n columns"]:
+        """Return G(W - W̃), which tells how the error changes with each entry."""
+        return self.matrix @ (weight - rounded.weight(weight.dtype))
+
     def undamped(
         self, errors: Float[Tensor, " columns"], difference: Float[Tensor, "n columns"]
     ) -> Float[Tensor, " columns"]:
@@ -110,7 +118,7 @@ def round_weight(
     *,
     splitting: bool = True,
     exponent: int | None = None,
-) -> RoundedWeight:
+) -> tuple[RoundedWeight, Float[Tensor, " d_out"]]:
     """Round a weight: the better of GPTQ and splitting for each output, coordinate descent, and a refit of the scales.
 
     Args:
@@ -119,20 +127,31 @@ def round_weight(
         code_format: how to store the weight.
         splitting: also try splitting, which doubles the time. It matters below 4 bits.
         exponent: see `search_scales`.
+
+    Returns:
+        The rounding, and the error of each output under the damped matrix, in float64.
     """
     scales = search_scales(weight, gram.matrix.diagonal(), code_format, exponent=exponent)
     rounded = start(weight, gram, scales, splitting=splitting)
-    first, errors = descend(weight, gram, rounded.codes, rounded.scales)
-    second, others = descend(weight, gram, first.codes, refit_scales(weight, gram, first).scales)
-    return first.replaced(second, others < errors)
+    slope = gram.slope(weight, rounded)
+    first = descend(weight, gram, rounded, slope)
+    errors = errors_from(slope, weight, first)
+    refitted = refit_scales(gram, first, slope)
+    slope = gram.slope(weight, refitted)
+    second = descend(weight, gram, refitted, slope)
+    others = errors_from(slope, weight, second)
+    return first.replaced(second, others < errors), torch.minimum(others, errors)
 
 
 def start(
     weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[RoundedT], *, splitting: bool
 ) -> RoundedT:
     """Round by GPTQ and, if asked to, by splitting, and return the better for each output."""
-    rounded = gptq(weight, gram, scales)
-    return _better(weight, gram, rounded, split(weight, gram, scales)) if splitting else rounded
+    rounded, errors = gptq_and_errors(weight, gram, scales)
+    if not splitting:
+        return rounded
+    other, others = split(weight, gram, scales)
+    return rounded.replaced(other, others < errors)
 
 
 def round_to_nearest(weight: Float[Tensor, "d_in d_out"], scales: Grid[RoundedT]) -> RoundedT:
@@ -174,18 +193,29 @@ def gptq_and_errors(
     rest = scales.shifted(weight)[order]
     steps = scales.by_input(len(weight), weight.dtype)[order]
     codes = torch.empty_like(rest)
-    squares = torch.zeros_like(rest[0], dtype=torch.float64)
-    for begin in range(0, len(rest), kernels.BLOCK):
-        block = slice(begin, begin + kernels.BLOCK)
-        errors = kernels.round_block(rest[block], codes[block], factor[block, block], steps[block], scales.levels, rate)
-        rest[block.stop :].addmm_(factor[block, block.stop :].mT, errors, alpha=-1)
-        squares += errors.square().sum(dim=0)
+
+    def round_inputs(begin: int, end: int) -> None:
+        """Round some inputs, and leave their errors in `rest`."""
+        if end - begin <= kernels.BLOCK:
+            own = slice(begin, end)
+            rest[own] = kernels.round_block(rest[own], codes[own], factor[own, own], steps[own], scales.levels, rate)
+            return
+        # Halves, so that products are of large matrices. Rounding their factors changes errors by 1e-5 of themselves.
+        middle = begin + kernels.BLOCK * math.ceil((end - begin) / (2 * kernels.BLOCK))
+        round_inputs(begin, middle)
+        with rough_products(weight.device) if len(rest) >= WIDE_FROM else nullcontext():
+            rest[middle:end].addmm_(factor[begin:middle, middle:end].mT, rest[begin:middle], alpha=-1)
+        round_inputs(middle, end)
+
+    round_inputs(0, len(rest))
     stored = torch.empty_like(codes, dtype=scales.levels.dtype)
     stored[order] = codes.to(stored.dtype)
-    return scales.rounded(stored), squares
+    return scales.rounded(stored), rest.square().sum(dim=0, dtype=torch.float64)
 
 
-def split(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[RoundedT]) -> RoundedT:
+def split(
+    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[RoundedT]
+) -> tuple[RoundedT, Float[Tensor, " d_out"]]:
     """Round by splitting: a dense X near the minimiser and a rounded Z are pulled towards each other.
 
     Each output takes the best Z that was seen. No order of inputs is fixed, unlike in `gptq`.
@@ -194,6 +224,9 @@ def split(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[
         weight: W.
         gram: prepared Gram matrix, in the weight's dtype.
         scales: scale of each group and output.
+
+    Returns:
+        The rounding, and the error of each output under the damped matrix, in float64.
 
     References:
         Boyd et al., "Distributed optimization and statistical learning via the alternating direction method of
@@ -216,26 +249,26 @@ def split(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Grid[
         errors = output_errors(unit.matrix, target - rounded)
         best = torch.where(errors < least, codes, best)
         least = torch.minimum(errors, least)
-    return scales.rounded(best.to(levels.dtype))
+    return scales.rounded(best.to(levels.dtype)), least
 
 
 def improve(
     weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, rounded: RoundedT, *, sweeps: int = _SWEEPS
 ) -> RoundedT:
     """Reduce the error by changing one code of each output at a time; see `descend`."""
-    improved: RoundedT = descend(weight, gram, rounded.codes, rounded.scales, sweeps=sweeps)[0]
-    return improved
+    return descend(weight, gram, rounded, gram.slope(weight, rounded), sweeps=sweeps)
 
 
 def descend(
     weight: Float[Tensor, "d_in d_out"],
     gram: RoundingGram,
-    codes: Int[Tensor, "d_in d_out"],
-    scales: Grid[RoundedT],
+    rounded: RoundedT,
+    slope: Float[Tensor, "d_in d_out"],
     *,
+    grid: Grid[RoundedT] | None = None,
     rate: Rate | None = None,
     sweeps: int = _SWEEPS,
-) -> tuple[RoundedT, Float[Tensor, " d_out"]]:
+) -> RoundedT:
     """Reduce the error by changing one code of each output at a time; it never increases.
 
     The best value of an entry, given all others, is w̃_ij + (G(w_j - w̃_j))_i / G_ii; it is rounded to the nearest code.
@@ -244,63 +277,60 @@ def descend(
     Args:
         weight: W.
         gram: prepared Gram matrix, in the weight's dtype.
-        codes: the codes to start from.
-        scales: scale of each group and output.
+        rounded: the rounding to start from.
+        slope: its `RoundingGram.slope`, which becomes that of the result.
+        grid: what codes can be; the scales of the rounding if None.
         rate: what bits cost, if codes are to be entropy coded; the error plus their cost is then what decreases.
         sweeps: most visits to every entry; fewer if codes stop changing.
-
-    Returns:
-        The rounding, and the error of each output under the damped matrix, in float64.
 
     References:
         Behdin et al., 2023.
     """
-    steps, target = scales.by_input(len(weight), weight.dtype), scales.shifted(weight)
-    found = codes.to(weight.dtype)
-    slope = gram.matrix @ (target - found * steps)
-    for_device(weight.device).descend(found, slope, gram.matrix, steps, gram.order, scales.levels, rate, sweeps)
-    errors = (target - found * steps).mul_(slope).sum(dim=0, dtype=torch.float64)
-    return scales.rounded(found.to(scales.levels.dtype)), errors
+    points: Grid[RoundedT] = rounded.scales if grid is None else grid
+    steps, codes = points.by_input(len(weight), weight.dtype), rounded.codes.to(weight.dtype)
+    for_device(weight.device).descend(codes, slope, gram.matrix, steps, gram.order, points.levels, rate, sweeps)
+    return points.rounded(codes.to(points.levels.dtype))
 
 
-def refit_scales(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, rounded: RoundedWeight) -> RoundedWeight:
+def errors_from(
+    slope: Float[Tensor, "d_in d_out"], weight: Float[Tensor, "d_in d_out"], rounded: RoundedCodes
+) -> Float[Tensor, " d_out"]:
+    """Return the error of each output under the damped matrix, in float64, given its `RoundingGram.slope`."""
+    return (weight - rounded.weight(weight.dtype)).mul_(slope).sum(dim=0, dtype=torch.float64)
+
+
+def refit_scales(gram: RoundingGram, rounded: RoundedWeight, slope: Float[Tensor, "d_in d_out"]) -> RoundedWeight:
     """Return the same codes with the scales that minimise the error, rounded to what can be stored.
 
-    The scales of an output solve one system of equations; groups whose codes hardly matter keep theirs. Costs n²m for
-    the coefficients of all systems, and (n / group_size)³ m to solve them.
+    The scales of an output solve one system of equations; groups whose codes hardly matter keep theirs. Costs n²m / 2
+    for the coefficients of all systems, and (n / group_size)³ m to solve them.
 
     Args:
-        weight: W.
-        gram: prepared Gram matrix, in the weight's dtype.
+        gram: prepared Gram matrix, in the dtype of the slope.
         rounded: codes, and the scales to start from.
+        slope: its `RoundingGram.slope`.
     """
-    code_format, before = rounded.scales.format, rounded.scales.values(weight.dtype)
+    code_format, before = rounded.scales.format, rounded.scales.values(slope.dtype)
     (groups, d_out), size = before.shape, code_format.group_size
     found = torch.empty_like(before)
-    target = gram.matrix @ weight
-    width = max(1, _SYSTEMS // groups**2)
+    width = max(1, min(_SYSTEMS // groups**2, _PRODUCT // len(slope)))
     for begin in range(0, d_out, width):
         columns = slice(begin, begin + width)
-        codes = rounded.codes[:, columns].to(weight.dtype)
+        codes = rounded.codes[:, columns].to(slope.dtype)
         grouped = by_group(codes, code_format)
         system = codes.new_empty(codes.shape[1], groups, groups)
         for group in range(groups):
-            rows = slice(group * size, (group + 1) * size)
-            product = by_group(gram.matrix[:, rows] @ codes[rows], code_format)
-            system[:, :, group] = (product * grouped).sum(dim=1).mT
-        goal = (by_group(target[:, columns], code_format) * grouped).sum(dim=1).mT
+            # The system is symmetric, so what is above its diagonal is copied from below.
+            first = group * size
+            product = by_group(gram.matrix[first:, first : first + size] @ codes[first : first + size], code_format)
+            system[:, group:, group] = product.mul_(grouped[group:]).sum(dim=1).mT
+            system[:, group, group:] = system[:, group:, group]
+        missing = (by_group(slope[:, columns], code_format) * grouped).sum(dim=1).mT
         ridge = _RIDGE * system.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None].clamp_min(torch.finfo(codes.dtype).tiny)
         system.diagonal(dim1=1, dim2=2).add_(ridge)
-        solution = torch.linalg.solve(system, (goal + ridge * before[:, columns].mT)[:, :, None])
-        found[:, columns] = solution[:, :, 0].mT
+        found[:, columns] = before[:, columns] + torch.linalg.solve(system, missing[:, :, None])[:, :, 0].mT
     return RoundedWeight(
         codes=rounded.codes,
         # A scale that became zero would take the meaning from its codes.
         scales=Scales.nearest(torch.where(found == 0, before, found), rounded.scales.exponent, code_format),
     )
-
-
-def _better(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, left: RoundedT, right: RoundedT) -> RoundedT:
-    """Return for each output the rounding with the smaller error."""
-    errors = [gram.errors(weight - rounded.weight(weight.dtype)) for rounded in (left, right)]
-    return left.replaced(right, errors[1] < errors[0])

@@ -131,9 +131,11 @@ def compress(problem: LayerProblem, most_bytes: int) -> CompressedLayer:
     steps = _relative_steps(problem, importance)
     if problem.is_uncalibrated:
         rounded = _PlainSearch(weight, steps, most_bytes).best()
+        errors = problem.unweighted_errors(weight - rounded.weight(weight.dtype))
     else:
-        rounded = _Search(weight, steps, most_bytes, problem.prepared_gram().rounding, importance).best()
-    errors = problem.unweighted_errors(weight - rounded.weight(weight.dtype))
+        gram = problem.prepared_gram().rounding
+        rounded, damped = _Search(weight, steps, most_bytes, gram, importance).best()
+        errors = gram.undamped(damped, weight - rounded.weight(weight.dtype))
     return CompressedLayer(factors=rounded, errors=errors * importance)
 
 
@@ -168,15 +170,16 @@ class _Search:
         self._most = most_bytes
         self._aim = most_bytes * (1 - _SLACK / 2)
 
-    def best(self) -> RoundedWeight:
-        """Return the rounding with the most bytes within the bound, of those that were tried."""
+    def best(self) -> tuple[RoundedWeight, Float[Tensor, " d_out"]]:
+        """Return the rounding with the most bytes within the bound, of those that were tried, and its damped errors."""
         octaves = _octaves_for(self._weight / self._scales.steps, 8 * self._aim / self._weight.numel())
         codes = round_each(self._weight, self._scales.at(2**octaves)).codes
         aim = self._aim * (1 + _LOST)
         root = self._root(aim)
         for _ in range(_ROUGH_TRIES):
-            rounded, size = self._round(octaves, codes, sweeps=0)
-            codes, octaves = rounded.codes, root.after(octaves, size)
+            codes = self._round(octaves, codes)[0].codes
+            size = expected_bytes(codes)
+            octaves = root.after(octaves, size)
             if abs(size - aim) < _ROUGHLY * aim:
                 break
         root = self._root(self._aim)
@@ -184,25 +187,23 @@ class _Search:
         for tries in itertools.count():
             if best is not None and (tries >= _TRIES or most >= self._most * (1 - _SLACK)):
                 return best
-            rounded, size = self._round(octaves, codes, sweeps=_SWEEPS)
+            rounded, target = self._round(octaves, codes)
+            rounded, errors = improve_for_rate(self._weight, self._gram, rounded, target.worth, sweeps=_SWEEPS)
             codes = rounded.codes
+            stream = encode_codes(codes.T.reshape(-1))
+            size = len(stream)
             if most < size <= self._most:
-                most, best = size, rounded
+                most, best = size, (replace(rounded, stream=stream), errors)
             octaves = root.after(octaves, size)
         raise AssertionError
 
     def _root(self, aim: float) -> "_Root":
         return _Root(aim, self._weight.numel() / 8)
 
-    def _round(self, octaves: float, codes: Tensor, *, sweeps: int) -> tuple[RoundedWeight, int]:
-        """Return the rounding for c = 2^octaves, given similar codes, and its bytes; about, without sweeps."""
+    def _round(self, octaves: float, codes: Tensor) -> tuple[RoundedWeight, RateTarget]:
+        """Return the rounding for c = 2^octaves without sweeps, given similar codes, and what it was made for."""
         target = RateTarget.of(self._scales, self._importance, 2**octaves, like=codes)
-        rounded, _ = round_for_rate(self._weight, self._gram, target)
-        rounded = improve_for_rate(self._weight, self._gram, rounded, target.worth, sweeps=sweeps)
-        if not sweeps:
-            return rounded, expected_bytes(rounded.codes)
-        stream = encode_codes(rounded.codes.T.reshape(-1))
-        return replace(rounded, stream=stream), len(stream)
+        return round_for_rate(self._weight, self._gram, target)[0], target
 
 
 class _PlainSearch:

@@ -108,7 +108,10 @@ def compress(problem: LayerProblem, code_format: CodeFormat, *, splitting: bool)
         alike = _input_importance(problem)
         return _by_parts(
             problem,
-            lambda weight: round_to_nearest(weight, search_scales(weight, alike, code_format, exponent=exponent)),
+            lambda weight: (
+                round_to_nearest(weight, search_scales(weight, alike, code_format, exponent=exponent)),
+                None,
+            ),
         )
     gram = problem.prepared_gram().rounding
     return _by_parts(
@@ -128,19 +131,33 @@ def compress_blocks(problem: LayerProblem, block_type: BlockType, *, splitting: 
     if problem.is_uncalibrated:
         alike = _input_importance(problem)
         return _by_parts(
-            problem, lambda weight: round_to_nearest(weight, search_block_scales(weight, alike, block_format))
+            problem, lambda weight: (round_to_nearest(weight, search_block_scales(weight, alike, block_format)), None)
         )
     gram = problem.prepared_gram().rounding
     return _by_parts(problem, lambda weight: round_to_blocks(weight, gram, block_format, splitting=splitting))
 
 
-def _by_parts(problem: LayerProblem, round_part: Callable[[Tensor], _CodesT]) -> CompressedLayer:
-    """Round some outputs at a time."""
+def _by_parts(
+    problem: LayerProblem, round_part: Callable[[Tensor], tuple[_CodesT, Float64[Tensor, " outputs"] | None]]
+) -> CompressedLayer:
+    """Round some outputs at a time.
+
+    Args:
+        problem: the layer.
+        round_part: given the weight of some outputs, returns the rounding and the error of each output under the damped
+            Gram matrix; None if the layer is uncalibrated.
+    """
     parts, errors = [], []
     for outputs in parts_of_outputs(problem):
         weight = problem.weight[:, outputs].to(problem.precision)
-        parts.append(round_part(weight))
-        errors.append(problem.unweighted_errors(weight - parts[-1].weight(weight.dtype)))
+        rounded, damped_errors = round_part(weight)
+        removed = weight - rounded.weight(weight.dtype)
+        errors.append(
+            problem.unweighted_errors(removed)
+            if damped_errors is None
+            else problem.prepared_gram().rounding.undamped(damped_errors, removed)
+        )
+        parts.append(rounded)
     factors = type(parts[0]).of_parts(parts)
     return CompressedLayer(factors=factors, errors=torch.cat(errors) * output_importance(problem))
 

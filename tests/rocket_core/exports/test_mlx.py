@@ -82,7 +82,7 @@ def test_descent_reduces_the_error_of_the_output(block_type):
         SHAPE[0], SHAPE[0], generator=torch.Generator().manual_seed(2)
     )
     gram = RoundingGram.of(inputs.T @ inputs)
-    found = round_to_blocks(weight, gram, BLOCK_FORMATS[block_type])
+    found = round_to_blocks(weight, gram, BLOCK_FORMATS[block_type])[0]
 
     def error(blocks):
         return (inputs @ (weight - blocks.weight(torch.float32))).square().sum()

@@ -30,7 +30,7 @@ def importance_of(d_out, seed=0):
 def rounded_at(weight, gram, importance, c, *, sweeps=0):
     target = RateTarget.of(StepScales.of(weight, relative_steps(gram, importance)), importance, c)
     rounded, _ = round_for_rate(weight, gram, target)
-    return improve_for_rate(weight, gram, rounded, target.worth, sweeps=sweeps)
+    return improve_for_rate(weight, gram, rounded, target.worth, sweeps=sweeps)[0]
 
 
 def weighted_error(weight, gram, rounded, importance):
@@ -89,7 +89,9 @@ def test_a_sweep_never_increases_error_plus_bits(c):
     importance = importance_of(6)
     start = rounded_at(weight, gram, importance, c)
     worth, lengths = bit_worth(importance, c), code_lengths(start.codes)
-    improved = improve_for_rate(weight, gram, start, worth, sweeps=1)
+    improved, errors = improve_for_rate(weight, gram, start, worth, sweeps=1)
+    exact = reference.output_error(gram.matrix, weight, improved.weight(torch.float64))
+    torch.testing.assert_close(errors, torch.as_tensor(exact))
     before, after = (objective(weight, gram, rounded, lengths, worth) for rounded in (start, improved))
     assert bool((after <= before * (1 + 1e-12)).all())
     assert float(after.sum()) < float(before.sum())

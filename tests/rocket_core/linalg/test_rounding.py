@@ -87,20 +87,42 @@ def test_each_algorithm_reduces_the_error(bits):
     nearest = error(weight, gram, round_to_nearest(weight, scales))
     rounded = gptq(weight, gram, scales)
     by_gptq = error(weight, gram, rounded)
-    by_splitting = error(weight, gram, split(weight, gram, scales))
+    separated, errors = split(weight, gram, scales)
+    by_splitting = error(weight, gram, separated)
+    assert float(errors.sum()) == pytest.approx(by_splitting)
     improved = error(weight, gram, improve(weight, gram, rounded))
     assert by_gptq < nearest
     assert by_splitting < nearest
     assert improved < by_gptq
-    best = error(weight, gram, round_weight(weight, gram, scales.format))
+    best = error(weight, gram, round_weight(weight, gram, scales.format)[0])
     assert best < min(by_splitting, improved)
-    assert best <= error(weight, gram, round_weight(weight, gram, scales.format, splitting=False))
+    assert best <= error(weight, gram, round_weight(weight, gram, scales.format, splitting=False)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("splitting", [False, True])
+def test_rounding_tells_its_errors(splitting, dtype):
+    weight, gram = random_layer(150, 12, dtype=dtype)
+    layer = CodeFormat(bits=3, group_size=16, scale_bits=8)
+    rounded, errors = round_weight(weight, gram, layer, splitting=splitting)
+    exact = reference.output_error(gram.matrix.double(), weight.double(), rounded.weight(dtype).double())
+    torch.testing.assert_close(errors, torch.as_tensor(exact), rtol=1e-9 if dtype == torch.float64 else 1e-4, atol=0)
+
+
+@pytest.mark.parametrize("d_in", [520, 1000])
+def test_wide_layers_are_rounded_as_well_by_rough_products(d_in):
+    weight, gram = random_layer(d_in, 16, dtype=torch.float32)
+    scales = scales_of(weight, gram, 3, group_size=8)
+    exact = gptq(weight.double(), RoundingGram.of(gram.matrix.double(), damping=0.0), scales)
+    rounded, errors = gptq_and_errors(weight, gram, scales)
+    assert error(weight, gram, rounded) == pytest.approx(error(weight, gram, exact), rel=0.01)
+    assert float(errors.sum()) == pytest.approx(error(weight, gram, rounded), rel=1e-3)
 
 
 def test_more_bits_leave_less_error():
     weight, gram = random_layer(64, 16)
     errors = [
-        error(weight, gram, round_weight(weight, gram, CodeFormat(bits=bits, group_size=16, scale_bits=8)))
+        error(weight, gram, round_weight(weight, gram, CodeFormat(bits=bits, group_size=16, scale_bits=8))[0])
         for bits in BITS
     ]
     assert all(2.5 * finer < coarser for coarser, finer in itertools.pairwise(errors))
@@ -122,7 +144,7 @@ def test_refitted_scales_solve_the_least_squares():
     weight, gram = random_layer(24, 6)
     rounded = round_to_nearest(weight, scales_of(weight, gram, 3, group_size=8, scale_bits=16))
     root = torch.linalg.cholesky(gram.matrix, upper=True)
-    refitted = refit_scales(weight, gram, rounded)
+    refitted = refit_scales(gram, rounded, gram.slope(weight, rounded))
     assert torch.equal(refitted.codes, rounded.codes)
     errors = reference.output_error(gram.matrix, weight, refitted.weight(torch.float64))
     for column in range(6):
@@ -136,7 +158,7 @@ def test_a_group_without_codes_keeps_its_scale():
     weight, gram = random_layer(16, 4)
     scales = scales_of(weight, gram, 4, scale_bits=16)
     rounded = round_to_nearest(torch.cat([0 * weight[:8], weight[8:]]), scales)
-    refitted = refit_scales(weight, gram, rounded).scales
+    refitted = refit_scales(gram, rounded, gram.slope(weight, rounded)).scales
     torch.testing.assert_close(refitted.values(torch.float64)[0], scales.values(torch.float64)[0], rtol=1e-3, atol=0)
 
 
@@ -144,8 +166,8 @@ def test_a_group_without_codes_keeps_its_scale():
 def test_outputs_are_rounded_independently(scale_bits):
     weight, gram = random_layer(40, 12)
     layer = CodeFormat(bits=3, group_size=8, scale_bits=scale_bits)
-    whole = round_weight(weight, gram, layer).weight(torch.float64)
-    part = round_weight(weight[:, :5], gram, layer).weight(torch.float64)
+    whole = round_weight(weight, gram, layer)[0].weight(torch.float64)
+    part = round_weight(weight[:, :5], gram, layer)[0].weight(torch.float64)
     torch.testing.assert_close(part, whole[:, :5], rtol=1e-3 if scale_bits == 16 else 1e-6, atol=0)
 
 
@@ -154,9 +176,8 @@ def test_inputs_that_never_fire_do_no_harm():
     alive = gram.matrix.clone()
     alive[3], alive[:, 3] = 0, 0
     for matrix in (alive, 0 * alive):
-        rounded = round_weight(weight, RoundingGram.of(matrix), CodeFormat(bits=4, group_size=4, scale_bits=6)).weight(
-            torch.float64
-        )
+        code_format = CodeFormat(bits=4, group_size=4, scale_bits=6)
+        rounded = round_weight(weight, RoundingGram.of(matrix), code_format)[0].weight(torch.float64)
         assert rounded.isfinite().all()
         assert float((rounded - weight).abs().max()) < 1
 
@@ -165,6 +186,6 @@ def test_float32_is_nearly_as_good_as_float64():
     weight, gram = random_layer(96, 16, spread=2)
     narrow, narrow_gram = random_layer(96, 16, spread=2, dtype=torch.float32)
     layer = CodeFormat(bits=3, group_size=16, scale_bits=6)
-    exact = error(weight, gram, round_weight(weight, gram, layer))
-    rounded = round_weight(narrow, narrow_gram, layer).weight(torch.float64)
+    exact = error(weight, gram, round_weight(weight, gram, layer)[0])
+    rounded = round_weight(narrow, narrow_gram, layer)[0].weight(torch.float64)
     assert reference.output_error(gram.matrix, weight, rounded).sum() == pytest.approx(exact, rel=0.03)

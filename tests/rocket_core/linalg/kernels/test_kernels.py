@@ -38,18 +38,16 @@ def codes_by(implementation, weight, gram):
     with mock.patch.object(rounding, "for_device", return_value=implementation):
         for grid in grids(weight, gram):
             rounded = rounding.gptq(weight, gram, grid)
-            results += [rounded.codes, *descended(weight, gram, rounded)]
+            slope = gram.slope(weight, rounded)
+            improved = rounding.descend(weight, gram, rounded, slope)
+            torch.testing.assert_close(slope, gram.slope(weight, improved), rtol=1e-3, atol=1e-2)
+            results += [rounded.codes, improved.codes, rounding.errors_from(slope, weight, improved)]
         ones = torch.ones(weight.shape[1], dtype=weight.dtype, device=weight.device)
         target = RateTarget.of(StepScales.of(weight, relative_steps(gram, ones)), ones, 1.0)
         rounded, _ = round_for_rate(weight, gram, target)
-        results += [rounded.codes, improve_for_rate(weight, gram, rounded, target.worth).codes]
+        improved, errors = improve_for_rate(weight, gram, rounded, target.worth)
+        results += [rounded.codes, improved.codes, errors]
     return results
-
-
-def descended(weight, gram, rounded):
-    found, errors = rounding.descend(weight, gram, rounded.codes, rounded.scales)
-    torch.testing.assert_close(errors, gram.errors(weight - found.weight(weight.dtype)), rtol=1e-3, atol=1e-6)
-    return found.codes, errors
 
 
 def assert_same(found, expected, *, ties=1e-3):
