@@ -42,8 +42,8 @@ _EXPERTS = (4, 8)
 _CONSTANTS: Mapping[int, Mapping[Any, Sequence[str]]] = {
     1: {
         on_gpu: ["BLOCK"],
-        pruning: ["WIDE_FROM"],
-        rounding: ["WIDE_FROM"],
+        pruning: ["_WIDE_FROM"],
+        rounding: ["_ROUGH_FROM"],
         sparse: ["_SAMPLED_OUTPUTS", "_ROUGHLY_SAMPLED"],
         sampled_outputs: ["_SAMPLED_OUTPUTS", "_MOST_SAMPLED", "OUTPUTS_AT_ONCE"],
         layer_problem: ["OUTPUTS_AT_ONCE"],

@@ -9,9 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-WIDE_FROM = 512
-"""Inputs from which on a layer is wide, and rough products suffice: in small layers single entries matter."""
-
 _CPU = torch.device("cpu")
 # Rounding to bfloat16 leaves a relative error of some thousandths, float32 one of some ten millionths.
 _FLOAT32_ERROR, _PROBED = 1e-5, 256

@@ -24,11 +24,13 @@ from rocket_core.linalg.integer_codes import RoundedWeight, Scales, by_group, se
 from rocket_core.linalg.kernels import for_device
 from rocket_core.linalg.kernels.rate import Rate
 from rocket_core.linalg.least_squares import UnitGram, output_errors
-from rocket_core.linalg.rough_products import WIDE_FROM, rough_products
+from rocket_core.linalg.rough_products import rough_products
 from rocket_core.sizes.code_format import CodeFormat
 
 # Added to the diagonal of G, as a part of its mean. Between 0.001 and 0.01 the result hardly changes.
 _DAMPING = 0.003
+# Inputs from which on rounding the factors of a product saves time. It changes errors by 1e-5 of themselves.
+_ROUGH_FROM = 256
 # Iterations of splitting; nearly all of the gain is in the first half.
 _TURNS = 24
 # Most visits to a code; all but a few codes of a few outputs are at their best after half of them.
@@ -200,17 +202,17 @@ def gptq_and_errors(
             own = slice(begin, end)
             rest[own] = kernels.round_block(rest[own], codes[own], factor[own, own], steps[own], scales.levels, rate)
             return
-        # Halves, so that products are of large matrices. Rounding their factors changes errors by 1e-5 of themselves.
+        # Halves, so that products are of large matrices.
         middle = begin + kernels.BLOCK * math.ceil((end - begin) / (2 * kernels.BLOCK))
         round_inputs(begin, middle)
-        with rough_products(weight.device) if len(rest) >= WIDE_FROM else nullcontext():
+        with rough_products(weight.device) if middle - begin >= _ROUGH_FROM else nullcontext():
             rest[middle:end].addmm_(factor[begin:middle, middle:end].mT, rest[begin:middle], alpha=-1)
         round_inputs(middle, end)
 
     round_inputs(0, len(rest))
     stored = torch.empty_like(codes, dtype=scales.levels.dtype)
     stored[order] = codes.to(stored.dtype)
-    return scales.rounded(stored), rest.square().sum(dim=0, dtype=torch.float64)
+    return scales.rounded(stored), rest.square_().sum(dim=0, dtype=torch.float64)
 
 
 def split(

@@ -1,5 +1,6 @@
 """Low-rank candidates whose factors are integer codes."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -21,10 +22,11 @@ ALLOWANCE = 1.25
 
 
 def profile(problem: LayerProblem, gram: RoundingGram, codes: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates of `factor_ranks`, by falling bytes, up to the first that codes of the weight beat.
+    """Return the candidates of `factor_ranks`, by falling bytes, before the first that codes of the weight beat.
 
     Larger ranks lose by more: what rounding the factors adds to the error does not fall with the rank. Errors are those
-    of GPTQ alone, as for other codes, with an allowance for what compression gains less.
+    of GPTQ alone, as for other codes, with an allowance for what compression gains less. Nothing is rounded where the
+    factors lose as they are.
 
     Args:
         problem: the layer.
@@ -38,14 +40,20 @@ def profile(problem: LayerProblem, gram: RoundingGram, codes: Sequence[Candidate
     energies = torch.stack([problem.output_energies().sum(), squared_norm(weight, importance)]).tolist()
     fewest = min(candidate.stored_bytes for candidate in codes)
     found: list[Candidate] = []
+    # The squared error of each rank before rounding.
+    left = (energies[0] - problem.rough_basis().singular_values.double().square().cumsum(dim=0)).tolist()
     for rank in reversed(ranks):
+        size = FACTOR_CODES.low_rank_bytes(*problem.shape, rank)
+        [competing] = errors_at(codes, problem.shape, [1 - size / weight.numel()], 1)
+        most = competing if size >= fewest else math.inf
+        if relative_error(ALLOWANCE * left[rank - 1], energies[0]) > most:
+            break
         removed = weight - _rounded(problem, gram, rank, FACTOR_CODES, improved=False).weight(problem.precision)
         own = (output_errors(problem.gram(), removed) * importance).sum()
         candidate = _candidate(problem, rank, torch.stack([own, squared_norm(removed, importance)]).tolist(), energies)
-        found.insert(0, candidate)
-        [competing] = errors_at(codes, problem.shape, [1 - candidate.stored_bytes / weight.numel()], 1)
-        if candidate.stored_bytes >= fewest and candidate.reconstruction_error > competing:
+        if candidate.reconstruction_error > most:
             break
+        found.insert(0, candidate)
     return found
 
 

@@ -1,6 +1,7 @@
 """Low-rank candidates and layers whose factors are codes, compared with the explicit weight and the written tensors."""
 
 import itertools
+from unittest import mock
 
 import pytest
 import torch
@@ -79,15 +80,28 @@ def test_more_atoms_take_more_bytes_and_leave_less_error():
         assert larger.loss < smaller.loss
 
 
-def test_they_end_with_the_first_that_codes_of_the_weight_beat():
+def test_they_end_before_the_first_that_codes_of_the_weight_beat():
     problem = example(96, (128,), weights=1).problem
     gram = RoundingGram.of(problem.gram())
     every = rounded_factors.profile(problem, gram, [code(size=1, error=1.0)])
     beaten = every[-3]
     codes = [code(size=every[-2].stored_bytes, error=1.0), code(size=beaten.stored_bytes, error=0.0)]
-    assert rounded_factors.profile(problem, gram, codes) == every[-3:]
+    assert rounded_factors.profile(problem, gram, codes) == every[-2:]
     smaller = [code(size=beaten.stored_bytes + 1, error=0.0)]
-    assert rounded_factors.profile(problem, gram, smaller) == every[-4:], "codes that are larger beat nothing"
+    assert rounded_factors.profile(problem, gram, smaller) == every[-3:], "codes that are larger beat nothing"
+
+
+def test_factors_that_lose_as_they_are_are_not_rounded():
+    problem = example(96, (128,), weights=1).problem
+    gram = RoundingGram.of(problem.gram())
+    first = rounded_factors.profile(problem, gram, [code(size=1, error=1.0)])[-1]
+    energy = float(problem.output_energies().sum())
+    kept = float(problem.eigenbasis().singular_values[: first.rank].square().sum())
+    unrounded = (rounded_factors.ALLOWANCE * (1 - kept / energy)) ** 0.5
+    for error, calls in ((unrounded * 0.999, 0), (unrounded * 1.001, 1)):
+        with mock.patch.object(rounded_factors, "round_factors", wraps=round_factors) as rounding:
+            assert not rounded_factors.profile(problem, gram, [code(size=first.stored_bytes, error=error)])
+        assert rounding.call_count == calls
 
 
 @pytest.mark.parametrize(
