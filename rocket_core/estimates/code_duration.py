@@ -57,14 +57,14 @@ class LayerCost:
 
 
 COSTS: Mapping[CodeWorkName, LayerCost] = {
-    "profile_in_file": LayerCost(cubes=5.33, sampled=63.9, whole=7.61, passes=230, seconds=0.0406),
-    "profile_in_memory": LayerCost(cubes=5.54, sampled=70.4, whole=21.5, passes=592, seconds=0.0392),
-    "profile_formats": LayerCost(cubes=2.47, sampled=2.63, sampled_passes=44.1, seconds=0.000652),
-    "profile_blocks": LayerCost(cubes=2.45, sampled=2.49, sampled_passes=162, seconds=0.00735),
-    "entropy": LayerCost(cubes=3.4, whole=5.15, passes=350, seconds=0.00301),
-    "fixed": LayerCost(cubes=3.19, whole=8.63, passes=83.8, seconds=0.00225),
-    "small": LayerCost(cubes=4.45, whole=14.9, passes=231, seconds=0.0106),
-    "large": LayerCost(cubes=3, whole=23.9, passes=857, seconds=0.0113),
+    "profile_in_file": LayerCost(cubes=2.58, sampled=101, passes=180, seconds=0.0487),
+    "profile_in_memory": LayerCost(cubes=2.02, sampled=128, whole=2.5, passes=562, seconds=0.0482),
+    "profile_formats": LayerCost(cubes=2.13, sampled=1.84, sampled_passes=58.6, seconds=0.000736),
+    "profile_blocks": LayerCost(cubes=1.68, sampled=3.01, sampled_passes=163, seconds=0.00862),
+    "entropy": LayerCost(cubes=3, whole=2.35, passes=376, seconds=0.00436),
+    "fixed": LayerCost(cubes=2.74, whole=7.13, passes=112, seconds=0.00307),
+    "small": LayerCost(cubes=3.3, whole=15.6, passes=224, seconds=0.0125),
+    "large": LayerCost(cubes=3.16, whole=27.2, passes=796, seconds=0.0131),
 }
 """The cost of each; of one format or block type for profiles of these."""
 

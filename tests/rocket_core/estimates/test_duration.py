@@ -15,7 +15,13 @@ SPEED = MachineSpeed(products=190e9, rough_products=750e9, memory=4.5e9)
 ZEN_5 = MachineSpeed(products=120e9, rough_products=480e9, memory=10.4e9)
 # The same next to other programs.
 BUSY_ZEN_5 = MachineSpeed(products=96e9, rough_products=384e9, memory=7.9e9)
+# One thread of an Intel Xeon with tiles, next to another program.
+BUSY_XEON = MachineSpeed(products=107e9, rough_products=430e9, memory=5e9)
 LLAMA_1B = ((2048, 2048), (2048, 512), (2048, 512), (2048, 2048), (2048, 8192), (2048, 8192), (8192, 2048))
+
+
+def within(estimate, measured, factor):
+    return measured / factor <= estimate <= factor * measured
 
 
 def shape(block, blocks=1, vocabulary=2048):
@@ -167,18 +173,21 @@ def test_a_small_model_takes_what_was_measured(preset, target, calibrating, fact
 
 
 @pytest.mark.parametrize(
-    ("target", "calibrating", "factorizing"), [({"ratio": 0.3}, 166.6, 51.7), ({"bits": 4.0}, 153.7, 37.9)]
+    ("speed", "target", "differentiating", "calibrating", "factorizing"),
+    [(BUSY_ZEN_5, {"ratio": 0.3}, 57, 166.6, 51.7), (BUSY_XEON, {"bits": 4.0}, 42.6, 127.5, 36.1)],
 )
-def test_smollm2_takes_what_was_measured(target, calibrating, factorizing):
-    """SmolLM2-135M with 64 windows, as `python -m benchmarks.duration` measured it on one core of Zen 5."""
+def test_smollm2_takes_what_was_measured(speed, target, differentiating, calibrating, factorizing):
+    """SmolLM2-135M with 64 windows, as `python -m benchmarks.duration` measured it on one core."""
     attention = ((576, 576), (576, 192), (576, 192), (576, 576))
     model = shape((*attention, (576, 1536), (576, 1536), (1536, 576)), blocks=30, vocabulary=49152)
     model = replace(model, predicts=True, heads=9, tables=((576, 49152),))
     config = compression_config(**{"ratio": None, "preset": "fast", **target})
     counted = count_operations(model, Workload(config=config, windows=64, sequence_length=256))
-    assert counted["differentiating"].duration(BUSY_ZEN_5) == pytest.approx(57, rel=0.2)
-    assert counted["calibrating"].duration(BUSY_ZEN_5) == pytest.approx(calibrating, rel=0.2)
-    assert counted["factorizing"].duration(BUSY_ZEN_5) == pytest.approx(factorizing, rel=0.2)
+    stages = {"differentiating": differentiating, "calibrating": calibrating, "factorizing": factorizing}
+    durations = {stage: counted[stage].duration(speed) for stage in stages}
+    assert within(sum(durations.values()), sum(stages.values()), 1.5)
+    for stage, measured in stages.items():
+        assert within(durations[stage], measured, 2)
 
 
 def test_attention_takes_time_for_each_head_and_token():
@@ -195,22 +204,21 @@ def test_attention_takes_time_for_each_head_and_token():
 @pytest.mark.parametrize(
     ("settings", "profiling", "storing"),
     [
-        ({}, 0.633, 0.410),
-        ({"storage": "memory"}, 1.139, 0.263),
-        ({"engine": "vllm"}, 0.119, 0.248),
-        ({"engine": "llama.cpp"}, 0.332, 0.993),
-        ({"engine": "mlx"}, 0.496, 0.565),
+        ({}, 0.477, 0.441),
+        ({"storage": "memory"}, 0.992, 0.238),
+        ({"engine": "vllm"}, 0.124, 0.337),
+        ({"engine": "llama.cpp"}, 0.590, 1.404),
+        ({"engine": "mlx"}, 0.747, 0.544),
     ],
     ids=str,
 )
 def test_codes_take_what_was_measured(settings, profiling, storing):
-    """A layer of 1024 x 1024, as `python -m benchmarks.code_duration` measured it on one thread of Zen 5."""
-    speed = MachineSpeed(products=95e9, rough_products=380e9, memory=8e9)
+    """A layer of 1024 x 1024, as `python -m benchmarks.code_duration` measured it on one thread of a Xeon."""
     config = work(ratio=None, target_bytes=10**9, **settings).config
     assert why_uncounted(config) is None
     layer = (1024, 1024)
-    assert profile_work(layer, config).of(layer).duration(speed) == pytest.approx(profiling, rel=0.2)
-    assert codes_work(layer, config).of(layer).duration(speed) == pytest.approx(storing, rel=0.2)
+    assert within(profile_work(layer, config).of(layer).duration(BUSY_XEON), profiling, 1.5)
+    assert within(codes_work(layer, config).of(layer).duration(BUSY_XEON), storing, 1.5)
 
 
 def test_tables_take_time_where_a_size_may_quantize_them():
