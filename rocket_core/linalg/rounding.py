@@ -9,7 +9,6 @@ References:
     Behdin et al., "QuantEase: optimization-based quantization for language models", 2023.
 """
 
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -195,21 +194,16 @@ def gptq_and_errors(
     rest = scales.shifted(weight)[order]
     steps = scales.by_input(len(weight), weight.dtype)[order]
     codes = torch.empty_like(rest)
-
-    def round_inputs(begin: int, end: int) -> None:
-        """Round some inputs, and leave their errors in `rest`."""
-        if end - begin <= kernels.BLOCK:
-            own = slice(begin, end)
-            rest[own] = kernels.round_block(rest[own], codes[own], factor[own, own], steps[own], scales.levels, rate)
-            return
-        # Halves, so that products are of large matrices.
-        middle = begin + kernels.BLOCK * math.ceil((end - begin) / (2 * kernels.BLOCK))
-        round_inputs(begin, middle)
-        with rough_products(weight.device) if middle - begin >= _ROUGH_FROM else nullcontext():
-            rest[middle:end].addmm_(factor[begin:middle, middle:end].mT, rest[begin:middle], alpha=-1)
-        round_inputs(middle, end)
-
-    round_inputs(0, len(rest))
+    size = kernels.BLOCK
+    for end in range(size, len(rest) + size, size):
+        own = slice(end - size, end)
+        rest[own] = kernels.round_block(rest[own], codes[own], factor[own, own], steps[own], scales.levels, rate)
+        # The errors of the last 1, 2, 4 ... blocks change as many later ones at once, by products of large matrices.
+        blocks = end // size
+        span = size * (blocks & -blocks)
+        before, after = slice(end - span, end), slice(end, end + span)
+        with rough_products(weight.device) if span >= _ROUGH_FROM else nullcontext():
+            rest[after].addmm_(factor[before, after].mT, rest[before], alpha=-1)
     stored = torch.empty_like(codes, dtype=scales.levels.dtype)
     stored[order] = codes.to(stored.dtype)
     return scales.rounded(stored), rest.square_().sum(dim=0, dtype=torch.float64)
