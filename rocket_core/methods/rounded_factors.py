@@ -37,16 +37,17 @@ def profile(problem: LayerProblem, gram: RoundingGram, codes: Sequence[Candidate
     if not ranks:
         return []
     importance, weight = output_importance(problem), problem.weight.to(problem.precision)
-    energies = torch.stack([problem.output_energies().sum(), squared_norm(weight, importance)]).tolist()
+    sums = torch.stack([problem.output_energies().sum(), squared_norm(weight, importance)])
+    # Then the energy that each rank keeps before its factors are rounded; a GPU is waited for once.
+    numbers = torch.cat([sums, problem.rough_basis().singular_values.double().square().cumsum(dim=0)]).tolist()
+    energies, kept = numbers[:2], numbers[2:]
     fewest = min(candidate.stored_bytes for candidate in codes)
     found: list[Candidate] = []
-    # The squared error of each rank before rounding.
-    left = (energies[0] - problem.rough_basis().singular_values.double().square().cumsum(dim=0)).tolist()
     for rank in reversed(ranks):
         size = FACTOR_CODES.low_rank_bytes(*problem.shape, rank)
         [competing] = errors_at(codes, problem.shape, [1 - size / weight.numel()], 1)
         most = competing if size >= fewest else math.inf
-        if relative_error(ALLOWANCE * left[rank - 1], energies[0]) > most:
+        if relative_error(ALLOWANCE * (energies[0] - kept[rank - 1]), energies[0]) > most:
             break
         removed = weight - _rounded(problem, gram, rank, FACTOR_CODES, improved=False).weight(problem.precision)
         own = (output_errors(problem.gram(), removed) * importance).sum()
