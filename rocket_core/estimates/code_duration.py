@@ -57,14 +57,14 @@ class LayerCost:
 
 
 COSTS: Mapping[CodeWorkName, LayerCost] = {
-    "profile_in_file": LayerCost(cubes=2.58, sampled=101, passes=180, seconds=0.0487),
-    "profile_in_memory": LayerCost(cubes=2.02, sampled=128, whole=2.5, passes=562, seconds=0.0482),
-    "profile_formats": LayerCost(cubes=2.13, sampled=1.84, sampled_passes=58.6, seconds=0.000736),
-    "profile_blocks": LayerCost(cubes=1.68, sampled=3.01, sampled_passes=163, seconds=0.00862),
-    "entropy": LayerCost(cubes=3, whole=2.35, passes=376, seconds=0.00436),
-    "fixed": LayerCost(cubes=2.74, whole=7.13, passes=112, seconds=0.00307),
-    "small": LayerCost(cubes=3.3, whole=15.6, passes=224, seconds=0.0125),
-    "large": LayerCost(cubes=3.16, whole=27.2, passes=796, seconds=0.0131),
+    "profile_in_file": LayerCost(cubes=1.28, sampled=31.4, whole=1.05, passes=151, seconds=0.0454),
+    "profile_in_memory": LayerCost(cubes=1.7, sampled=23.3, whole=7.18, passes=499, seconds=0.0509),
+    "profile_formats": LayerCost(cubes=1.67, sampled=0.752, sampled_passes=67.8, seconds=0.000996),
+    "profile_blocks": LayerCost(cubes=1.72, sampled=1.29, sampled_passes=85.3, seconds=0.00745),
+    "entropy": LayerCost(cubes=1.79, whole=2.05, passes=341, seconds=0.00574),
+    "fixed": LayerCost(cubes=1.91, whole=4.97, passes=112, seconds=0.00363),
+    "small": LayerCost(cubes=2.25, whole=8.44, passes=148, seconds=0.0168),
+    "large": LayerCost(cubes=2.1, whole=5.24, passes=532, seconds=0.0228),
 }
 """The cost of each; of one format or block type for profiles of these."""
 

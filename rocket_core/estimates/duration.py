@@ -29,6 +29,8 @@ _DIFFERENTIATING_PASSES = 6
 # backward with sensitivities.
 _FORWARD_PASSES, _SENSITIVITY_PASSES = 8, 16
 _FORWARD_SCORES, _SENSITIVITY_SCORES = 4, 18
+# Part of a Gram matrix that is computed, as it is symmetric.
+_SYMMETRIC = 0.6
 # Seconds for a layer of any size: to prune it, in each stage, which is hundreds of small operations; to differentiate
 # it; to predict its losses on held-out tokens and to write its profile; and to write it.
 _PROFILE_SECONDS, _COMPRESS_SECONDS = 0.009, 0.002
@@ -115,7 +117,7 @@ def count_operations(
         tokens = config.gradient_windows(work.windows) * work.sequence_length
         reached = tokens * model.active_part
         passes = model_products(2 * _DIFFERENTIATING_PASSES * model.parameters * reached, model.itemsize)
-        passes += activation_passes(_SENSITIVITY_PASSES, model.shapes, reached)
+        passes += activation_passes(_SENSITIVITY_PASSES, model.shapes, reached, model.itemsize)
         scores = _scores(model, tokens, work.sequence_length).times(_SENSITIVITY_SCORES * len(model.block_parameters))
         found["differentiating"] = passes + scores + Operations(seconds=_GRADIENT_SECONDS * len(model.shapes))
     found["calibrating"] = sum(
@@ -167,11 +169,11 @@ def _passing(model: ModelShape, index: int, work: Workload, *, sums: bool = True
     """Return the operations to pass calibration tokens through a block, and to sum up Gram matrices."""
     block, parameters = model.layers[index], model.block_parameters[min(index, len(model.block_parameters) - 1)]
     reached = work.tokens * model.active_part
-    grams = Operations(products=2 * _gram_numbers(block) * reached) if sums else Operations()
+    grams = Operations(products=_SYMMETRIC * 2 * _gram_numbers(block) * reached) if sums else Operations()
     return (
         model_products(2 * parameters * reached, model.itemsize)
         + grams
-        + activation_passes(_FORWARD_PASSES, block, reached)
+        + activation_passes(_FORWARD_PASSES, block, reached, model.itemsize)
         + _scores(model, work.tokens, work.sequence_length).times(_FORWARD_SCORES)
     )
 
@@ -211,8 +213,7 @@ def _profiling(shape: Shape, config: CompressionConfig, *, shares: bool) -> Oper
     losses = Operations(seconds=_LOSS_SECONDS)
     if not config.quantizes:
         return losses + _pruning_and_looking(shape, shares=shares)
-    found = losses + profile_work(shape, config).of(shape)
-    return found + _looking(shape) if shares and "shared" in config.kinds else found
+    return losses + profile_work(shape, config).of(shape)
 
 
 def _compressing(shape: Shape, config: CompressionConfig) -> Operations:

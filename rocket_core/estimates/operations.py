@@ -62,12 +62,15 @@ def model_products(operations: float, itemsize: int) -> Operations:
     return Operations(products=operations)
 
 
-def activation_passes(passes: float, shapes: Sequence[Shape], tokens: float) -> Operations:
+def activation_passes(
+    passes: float, shapes: Sequence[Shape], tokens: float, itemsize: int = FLOAT32_BYTES
+) -> Operations:
     """Return the operations of passes over what layers read and return.
 
     Args:
         passes: their number.
         shapes: `(d_in, d_out)` of the layers.
         tokens: tokens that each layer reads.
+        itemsize: bytes of a number that the model computes with.
     """
-    return Operations(memory=passes * sum(d_in + d_out for d_in, d_out in shapes) * tokens * FLOAT32_BYTES)
+    return Operations(memory=passes * sum(d_in + d_out for d_in, d_out in shapes) * tokens * itemsize)

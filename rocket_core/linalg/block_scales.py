@@ -20,13 +20,16 @@ from rocket_core.linalg.kernels import for_device
 from rocket_core.sizes.block_types import BlockFormat
 
 # Real scales that are tried per octave, down to this part of the one that represents the largest weight of a group.
-_TRIES_PER_OCTAVE = 8
+_TRIES_PER_OCTAVE = 4
 _LEAST_PART = 0.4
 # Tries to each side of the best of them, up to halfway to the next.
 _FINE_TRIES = 4
-# Ranges that are tried for groups with minima, as parts of that of their weights.
-_RANGE_TRIES = 16
+# Ranges that are tried for groups with minima, as parts of that of their weights; how much of what they leave out is at
+# the lower end; and ranges that are tried to each side of the best of them, up to halfway to the next.
+_RANGE_TRIES = 5
 _MOST_SHORT, _MOST_BEYOND = 0.4, 0.05
+_SHIFTS = (0.0, 0.5, 1.0)
+_FINE_RANGES = 3
 # Integers that the largest group of a block is given, as parts of the largest integer.
 _PARTS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.84, 0.8, 0.75)
 _TINY = 1e-30
@@ -252,29 +255,38 @@ def _real_scales_and_minima(
         low = low.clamp_max(0)
     span = (high - low).clamp_min_(_TINY)
     total, first, _ = groups.sums
-    best, offset = span / most, -low
-    least = _no_errors_yet(best)
+    best, offset, least = span / most, -low, _no_errors_yet(span)
+    best_part, best_shift = torch.ones_like(span), torch.zeros_like(span)
+
+    def attempt(part: Tensor, shift: Tensor) -> None:
+        nonlocal best, offset, least, best_part, best_shift
+        step, start = span * part / most, -low - shift * span * (1 - part)
+        moments = groups.moments(groups.format.multiples, step, start)
+        second, mean, mixed = moments
+        determinant = total * second - mean * mean
+        fits = determinant > 1e-6 * total * second
+        fitted = torch.where(fits, (total * mixed - mean * first) / determinant, step)
+        start = torch.where(fits, (mean * mixed - second * first) / determinant, start)
+        if shared:
+            # A minimum above zero cannot be stored.
+            above = start < 0
+            fitted = torch.where(above & (second > 0), mixed / second, fitted)
+            start = start.clamp_min(0)
+        fitted, start = torch.where(fitted > 0, fitted, span / most).to(span.dtype), start.to(span.dtype)
+        error = groups.errors_of(moments, fitted, start)
+        better = error < least
+        least = torch.where(better, error, least)
+        best, offset = torch.where(better, fitted, best), torch.where(better, start, offset)
+        best_part, best_shift = torch.where(better, part, best_part), torch.where(better, shift, best_shift)
+
+    width = (_MOST_SHORT + _MOST_BEYOND) / _RANGE_TRIES
     for number in range(_RANGE_TRIES + 1):
-        part = 1 + _MOST_BEYOND - (_MOST_SHORT + _MOST_BEYOND) * number / _RANGE_TRIES
-        for shift in (0.0, 0.5, 1.0):
-            step = span * part / most
-            start = -low - shift * span * (1 - part)
-            moments = groups.moments(groups.format.multiples, step, start)
-            second, mean, mixed = moments
-            determinant = total * second - mean * mean
-            fits = determinant > 1e-6 * total * second
-            step = torch.where(fits, (total * mixed - mean * first) / determinant, step)
-            start = torch.where(fits, (mean * mixed - second * first) / determinant, start)
-            if shared:
-                # A minimum above zero cannot be stored.
-                above = start < 0
-                step = torch.where(above & (second > 0), mixed / second, step)
-                start = start.clamp_min(0)
-            step, start = torch.where(step > 0, step, span / most).to(span.dtype), start.to(span.dtype)
-            error = groups.errors_of(moments, step, start)
-            better = error < least
-            least = torch.where(better, error, least)
-            best, offset = torch.where(better, step, best), torch.where(better, start, offset)
+        for shift in _SHIFTS:
+            attempt(span.new_tensor(1 + _MOST_BEYOND - width * number), span.new_tensor(shift))
+    coarse, its_shift = best_part, best_shift
+    for number in range(1, _FINE_RANGES + 1):
+        for direction in (1, -1):
+            attempt(coarse + direction * number * width / (2 * _FINE_RANGES), its_shift)
     return best, offset
 
 

@@ -90,6 +90,18 @@ class RoundingGram:
         return matrix.to(self.matrix.dtype).flip(0, 1)
 
     @cached_property
+    def least_removal(self) -> Float[Tensor, " n"]:
+        """For each input what removing an entry of 1 adds to the error under G, if all other entries are refitted.
+
+        1 / [(G + damping)⁻¹]_ii, less what the damping adds for the entry itself, >= 0.
+
+        References:
+            Hassibi and Stork, "Optimal brain surgeon", 1993.
+        """
+        inverse = torch.empty_like(self.added).index_copy_(0, self.order, self.factor.square().sum(dim=0))
+        return (1 / inverse - self.added).clamp_min_(0)
+
+    @cached_property
     def unit(self) -> UnitGram:
         """The matrix for inputs of unit length."""
         return UnitGram.of(self.matrix)

@@ -10,7 +10,7 @@ from rocket_core import config
 from rocket_core.config import CompressionConfig
 from rocket_core.methods.base import Method
 from rocket_core.methods.dictionary_baselines import Cospadi, SvdLlm
-from rocket_core.methods.layer_problem import CompressedLayer, CompressedWeight, LayerProblem, output_weights
+from rocket_core.methods.layer_problem import CompressedLayer, CompressedWeight, LayerProblem, Member, output_weights
 from rocket_core.methods.pruning_baselines import Magnitude, SparseGpt, Wanda
 from rocket_core.methods.rocket import Rocket, RocketUniform
 from rocket_core.methods.rounding_baselines import Gptq, Rtn
@@ -43,6 +43,7 @@ __all__ = [
     "CompressedLayer",
     "CompressedWeight",
     "LayerProblem",
+    "Member",
     "Method",
     "method_for",
     "output_weights",

@@ -24,6 +24,10 @@ from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, rel
 from rocket_core.methods.rank_search import best_factorizations, may_win
 from rocket_core.sizes import budget
 
+# Sparse coefficients and sweeps together have not been observed to divide the error of a low-rank weight of the same
+# size by more than 1.9.
+_SPARSE_GAIN = 2.5
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
@@ -126,9 +130,24 @@ def _is_promising(problem: LayerProblem, search: Search, competing_errors: Seque
     """
     if not competing_errors or problem.statistics.gram is None:
         return True
+    if _low_rank_error(problem, search.ratios[-1]) > _SPARSE_GAIN * competing_errors[-1]:
+        return False
     weight = problem.scaled_weight.to(problem.precision)
     layer = prepare_layer(weight, problem.rough_basis(), search.settings, dtype=problem.precision)
     return may_win(layer, search.ratios[-1], search.shapes, competing_errors[-1], itemsize=search.budget_itemsize)
+
+
+def _low_rank_error(problem: LayerProblem, ratio: float) -> float:
+    """Return about the least relative error of a low-rank weight at a ratio, from singular values alone.
+
+    For a group this is a lower bound: each member by itself loses as much at the rank that the group can have.
+    """
+    d_in, d_out = problem.shape
+    rank = budget.rank_for(d_in, d_out, budget.parameter_budget(d_in * d_out, ratio), 1.0)
+    values = [member.singular_values for member in problem.members] or [problem.rough_basis().singular_values]
+    squares = [own.double().square() for own in values if own is not None]
+    sums = torch.stack([torch.stack([own[rank:].sum(), own.sum()]) for own in squares]).sum(dim=0)
+    return relative_error(*sums.tolist())
 
 
 def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz: int) -> CompressedLayer:

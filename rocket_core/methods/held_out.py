@@ -6,8 +6,6 @@ determine a wide layer's weights so well that others have twice the error. Both 
 of a layer, so one rounding tells by how much.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,44 +16,27 @@ from rocket_core.methods.layer_problem import LayerProblem
 from rocket_core.methods.sampled_outputs import output_importance, spread_outputs
 from rocket_core.sizes.code_format import CodeFormat
 
-# Outputs that are rounded, of each layer.
+# Outputs that are rounded.
 _OUTPUTS = 128
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutTokens:
-    """Tokens on which losses are estimated.
-
-    Attributes:
-        inputs: what the layer reads.
-        gradients: for each layer whose weight is a part of the problem's, the squared gradient of each token, relative
-            to the mean of all.
-    """
-
-    inputs: Float[Tensor, "held d_in"]
-    gradients: tuple[Float[Tensor, " held"], ...]
-
-
-def loss_factors(problem: LayerProblem, tokens: HeldOutTokens) -> tuple[float, ...]:
-    """Return for each layer of a problem the loss on tokens relative to what its error over the Gram matrix predicts.
+def loss_factor(problem: LayerProblem, inputs: Float[Tensor, "held d_in"], gradients: Float[Tensor, " held"]) -> float:
+    """Return the loss of a layer on tokens relative to what its error over the Gram matrix predicts.
 
     Args:
-        problem: the layers; it has the Gram matrix of the input.
-        tokens: tokens that are not in the Gram matrix.
+        problem: the layer; it has the Gram matrix of the input.
+        inputs: what the layer reads of tokens that are not in the Gram matrix.
+        gradients: squared gradient of each token at the layer's output, relative to the mean of all.
     """
-    energies, importance = problem.output_energies(), output_importance(problem)
+    importance = output_importance(problem)
     code_format = CodeFormat(bits=4, group_size=problem.shape[0], scale_bits=16)
     gram = problem.prepared_gram().rounding
-    pairs, begin = [], 0
-    for width, gradients in zip(problem.output_widths, tokens.gradients, strict=True):
-        outputs = begin + spread_outputs(energies[begin : begin + width], min(width, _OUTPUTS))
-        begin += width
-        weight = problem.weight[:, outputs].to(problem.precision).contiguous()
-        scales = search_scales(weight, gram.matrix.diagonal(), code_format)
-        rounded, damped_errors = gptq_and_errors(weight, gram, scales)
-        removed = weight - rounded.weight(weight.dtype)
-        errors = gram.undamped(damped_errors, removed) * importance[outputs]
-        error = errors.sum() / problem.statistics.tokens
-        squares = (tokens.inputs @ removed).square().double() @ importance[outputs]
-        pairs.append(torch.stack([(squares * gradients).mean(), error]))
-    return tuple(found / error if error > 0 else 1.0 for found, error in torch.stack(pairs).tolist())
+    outputs = spread_outputs(problem.output_energies(), min(problem.shape[1], _OUTPUTS))
+    weight = problem.weight[:, outputs].to(problem.precision).contiguous()
+    rounded, damped_errors = gptq_and_errors(weight, gram, search_scales(weight, gram.matrix.diagonal(), code_format))
+    removed = weight - rounded.weight(weight.dtype)
+    errors = gram.undamped(damped_errors, removed) * importance[outputs]
+    squares = (inputs @ removed).square().double() @ importance[outputs]
+    pair = torch.stack([(squares * gradients).mean(), errors.sum() / problem.statistics.tokens])
+    found, predicted = pair.tolist()
+    return found / predicted if predicted > 0 else 1.0

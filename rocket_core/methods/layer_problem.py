@@ -36,6 +36,21 @@ class CompressedLayer:
     errors: Float[Tensor, " d_out"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """What is known of a layer after its profile that a group with it needs.
+
+    Attributes:
+        energies: ‖S w_j‖² w_j² of each output j, in float64.
+        loss_factors: see `LayerProblem`.
+        singular_values: about those of S W diag(w); None if there is no Gram matrix of the input.
+    """
+
+    energies: Float[Tensor, " d_out"]
+    loss_factors: tuple[float, ...]
+    singular_values: Float[Tensor, " m"] | None
+
+
 @dataclass(kw_only=True, slots=True)
 class LayerProblem:
     """A weight to compress: that of one layer, or the concatenated weights of an input group.
@@ -52,10 +67,11 @@ class LayerProblem:
             equally and errors do not estimate losses.
         output_widths: output features of each layer whose weight is a part of W.
         loss_factors: what the loss from an error of each of these layers is multiplied by, see
-            `rocket_core.methods.held_out`; empty for 1.
+            `rocket_core.methods.held_out`; empty for 1. Those of the members if there are any.
         basis: the eigenbasis of S W diag(w), computed in float64; None until it is first needed.
         prepared: G after shrinkage, with what is derived from it; None until it is first needed. Layers that read the
             same input can have the same.
+        members: what is known of each layer, if the problem is of several.
     """
 
     weight: Float[Tensor, "d_in d_out"]
@@ -67,11 +83,15 @@ class LayerProblem:
     loss_factors: tuple[float, ...] = ()
     basis: Eigenbasis | None = None
     prepared: PreparedGram | None = field(default=None, repr=False)
+    members: tuple[Member, ...] = field(default=(), repr=False)
     _energies: Tensor | None = field(default=None, repr=False)
     _rough_basis: Eigenbasis | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.output_widths = self.output_widths or (self.weight.shape[1],)
+        if self.members:
+            self._energies = torch.cat([member.energies for member in self.members])
+            self.loss_factors = tuple(factor for member in self.members for factor in member.loss_factors)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -151,6 +171,15 @@ class LayerProblem:
                 weights = self.output_weights
                 self._energies = energies if weights is None else energies * weights.double().square()
         return self._energies
+
+    def as_member(self) -> Member:
+        """Return what a group needs to know of this layer."""
+        has_gram = self.statistics.gram is not None
+        return Member(
+            energies=self.output_energies(),
+            loss_factors=self.loss_factors,
+            singular_values=self.rough_basis().singular_values if has_gram else None,
+        )
 
     def unweighted_errors(self, removed: Float[Tensor, "d_in outputs"]) -> Float[Tensor, " outputs"]:
         """Return ‖S(w_j - w̃_j)‖² of some outputs, in float64, given their part of W - W̃."""

@@ -18,7 +18,7 @@ from rocket_core.sizes.code_format import formats_beside_coded
 _COMPETING_KINDS = {"sparse", "quantized", "entropy_coded"}
 # Ratios at which pruned weights are compared with codes, and the factor by which all their errors are too large.
 _COMPARED_RATIOS = (0.2, 0.5, 0.8)
-_HOPELESS = 2.0
+_HOPELESS = 1.5
 
 
 class Rocket(Method):
@@ -52,12 +52,12 @@ class Rocket(Method):
         return factored + pruned + codes
 
     def _cannot_win(self, sample: SampledOutputs, codes: Sequence[Candidate]) -> bool:
-        """Return whether pruned weights are far worse than codes of the same size, measured on few outputs."""
+        """Return whether pruned weights are far worse than codes of the same size."""
         if not codes:
             return False
         competing = errors_at(codes, sample.problem.shape, _COMPARED_RATIOS, self.budget_itemsize)
-        found = sparse.rough_errors(sample, _COMPARED_RATIOS, self.budget_itemsize)
-        return all(own > _HOPELESS * error for own, error in zip(found, competing, strict=True))
+        least = sparse.least_errors(sample, _COMPARED_RATIOS, self.budget_itemsize)
+        return all(own > _HOPELESS * error for own, error in zip(least, competing, strict=True))
 
     def _codes(self, problem: LayerProblem) -> tuple[list[Candidate], SampledOutputs | None]:
         config = self.config

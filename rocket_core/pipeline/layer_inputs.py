@@ -11,8 +11,8 @@ from transformers.pytorch_utils import Conv1D
 from rocket_core.errors import CorruptCheckpointError, IllConditionedGramError
 from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import Eigenbasis, GramStatistics
-from rocket_core.methods import LayerProblem, output_weights
-from rocket_core.methods.held_out import HeldOutTokens, loss_factors
+from rocket_core.methods import LayerProblem, Member, output_weights
+from rocket_core.methods.held_out import loss_factor
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_prior import layer_share, prior_weights
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -27,6 +27,7 @@ def layer_problem(
     weight: Float[Tensor, "d_in d_out"] | None = None,
     basis: Eigenbasis | None = None,
     prepared: PreparedGram | None = None,
+    members: Sequence[Member] = (),
 ) -> LayerProblem:
     """Return the problem of one layer, or of several layers that read the same input, with their weights concatenated.
 
@@ -38,6 +39,7 @@ def layer_problem(
         weight: W; None loads it.
         basis: its eigenbasis, if known.
         prepared: the Gram matrix of the input with what is derived from it, if another layer has needed it.
+        members: what is known of each of several layers.
 
     Raises:
         CorruptCheckpointError: a weight has NaN or infinite entries.
@@ -58,26 +60,21 @@ def layer_problem(
         output_widths=tuple(run.architecture.shape(name)[1] for name in names),
         basis=None if basis is None else _on_device(basis, run.device),
         prepared=prepared,
+        members=tuple(members),
     )
 
 
 def profiled_problem(
-    run: Run,
-    work: WorkFolder,
-    names: Sequence[str],
-    statistics: GramStatistics,
-    *,
-    prepared: PreparedGram | None = None,
+    run: Run, work: WorkFolder, name: str, statistics: GramStatistics, *, prepared: PreparedGram | None = None
 ) -> LayerProblem:
-    """Return the problem of one layer or several, see `layer_problem`, that predicts losses from held-out tokens."""
-    problem = layer_problem(run, work, names, statistics, prepared=prepared)
-    inputs, found = statistics.held_out, [work.sensitivity(name) for name in names]
-    gradients = [known.token_gradients for known in found if known is not None and known.token_gradients is not None]
-    if inputs is not None and statistics.gram is not None and len(gradients) == len(names):
+    """Return the problem of a layer, see `layer_problem`, that predicts losses from held-out tokens."""
+    problem = layer_problem(run, work, (name,), statistics, prepared=prepared)
+    inputs, known = statistics.held_out, work.sensitivity(name)
+    gradients = None if known is None else known.token_gradients
+    if inputs is not None and statistics.gram is not None and gradients is not None:
         # Fewer if little was differentiated.
-        inputs = inputs[-min(map(len, gradients)) :]
-        held = tuple(gradient[-len(inputs) :].to(inputs) for gradient in gradients)
-        problem.loss_factors = loss_factors(problem, HeldOutTokens(inputs=inputs, gradients=held))
+        inputs = inputs[-len(gradients) :]
+        problem.loss_factors = (loss_factor(problem, inputs, gradients[-len(inputs) :].to(inputs)),)
     return problem
 
 

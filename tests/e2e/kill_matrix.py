@@ -79,7 +79,7 @@ POINTS = (
     ),
     # A file is complete, but not yet in its place.
     Failpoint(name="mid-download", function="huggingface_hub.file_download:http_get", when="after", where="fetch"),
-    Failpoint(name="mid-layer", function="rocket_core.methods.rank_search:may_win", when="before", call=3),
+    Failpoint(name="mid-layer", function="rocket_core.methods.sparse:profile", when="before", call=3),
     Failpoint(
         name="layer-file-no-row",
         function="app.shared.repositories.outputs:save_layer_profile",

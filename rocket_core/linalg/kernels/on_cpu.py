@@ -218,6 +218,10 @@ def _descend(
     first: int,
     last: int,
 ) -> None:
+    # The least distance of two codes.
+    apart = least - least + 1
+    if table is not None:
+        apart = (table[1:] - table[:-1]).min()
     for j in range(first, last):
         row, own, step = slope[j], codes[j], steps[j]
         for _ in range(sweeps):
@@ -225,8 +229,7 @@ def _descend(
             for i in order:
                 unit, old = diagonal[i] * step[i], own[i]
                 if lengths is None:
-                    # Codes are at least one apart.
-                    if 2 * abs(row[i]) <= abs(unit):
+                    if 2 * abs(row[i]) <= apart * abs(unit):
                         continue
                     code = _nearest(old + row[i] / unit, least, largest, whole, table)
                 else:

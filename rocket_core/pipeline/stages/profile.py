@@ -13,12 +13,12 @@ from rocket_core.config import CompressionConfig, Objective
 from rocket_core.estimates.duration import layer_parts
 from rocket_core.linalg.prepared_gram import PreparedGram
 from rocket_core.linalg.whitening import GramStatistics
-from rocket_core.methods import Method
+from rocket_core.methods import Member, Method
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.devices.messages import ProfileBlocks
 from rocket_core.pipeline.devices.processes import DeviceProcesses
-from rocket_core.pipeline.layer_inputs import naming_the_layer, profiled_problem
+from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer, profiled_problem
 from rocket_core.pipeline.layer_prior import named_groups, uncalibrated_statistics
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.artifact_size import fill_size
@@ -239,6 +239,7 @@ class _Calibrated:
     called: tuple[str, ...]
     layers: dict[str, tuple[str, ...]] = field(init=False)
     groups: tuple[tuple[str, ...], ...] = field(init=False)
+    members: dict[str, Member] = field(default_factory=dict)
     _prepared: tuple[str, PreparedGram] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -311,12 +312,14 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
     statistics = calibrated.take(name)
     group = calibrated.group_of[name]
     with naming_the_layer(name):
-        problem = profiled_problem(run, work, (name,), statistics, prepared=calibrated.prepared(group))
+        problem = profiled_problem(run, work, name, statistics, prepared=calibrated.prepared(group))
         candidates = method.profile(problem)
         calibrated.keep(group, problem.prepared)
         shared: tuple[SharedCandidate, ...] = ()
-        if group == name and method.shares:
-            shared = _share(run, work, calibrated.layers[group], statistics, candidates, problem.prepared)
+        if method.shares and len(calibrated.layers[group]) > 1:
+            calibrated.members[name] = problem.as_member()
+            if group == name:
+                shared = _share(run, work, calibrated, name, statistics, candidates)
     if run.config.sequential:  # sequential compression computes its own statistics
         work.save_output_energies(name, statistics.output_energies(problem.weight.double()).cpu())
     else:
@@ -352,30 +355,32 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
 def _share(
     run: Run,
     work: WorkFolder,
-    layers: tuple[str, ...],
+    calibrated: _Calibrated,
+    first: str,
     statistics: GramStatistics,
     own: Sequence[Candidate],
-    prepared: PreparedGram | None,
 ) -> tuple[SharedCandidate, ...]:
     """Return the shared candidates of a group.
 
     Args:
         run: the run.
         work: work folder with the profiles of all layers but the first.
-        layers: the group.
+        calibrated: what is known of them; of those that an earlier attempt has profiled it is computed again.
+        first: the first layer of the group.
         statistics: statistics of their input.
         own: candidates of the first layer.
-        prepared: the Gram matrix with what is derived from it, if the first layer needed it.
     """
-    if len(layers) < 2:
-        return ()
-    problem = profiled_problem(run, work, layers, statistics, prepared=prepared)
-    per_layer_candidates = [own]
+    layers, prepared = calibrated.layers[first], calibrated.prepared(first)
+    per_layer_candidates, members = [own], []
     for name in layers[1:]:
         profile = work.profile(name)
         assert profile is not None, name
         per_layer_candidates.append(profile.candidates)
-    shared = tuple(run.method.share(problem, layers[0], per_layer_candidates))
+    for name in layers:
+        member = calibrated.members.pop(name, None)
+        members.append(member or profiled_problem(run, work, name, statistics, prepared=prepared).as_member())
+    problem = layer_problem(run, work, layers, statistics, prepared=prepared, members=members)
+    shared = tuple(run.method.share(problem, first, per_layer_candidates))
     if not run.config.sequential and problem.basis is not None:
-        work.save_basis(shared_name(layers[0]), problem.basis, quota=run.config.statistics_quota_bytes)
+        work.save_basis(shared_name(first), problem.basis, quota=run.config.statistics_quota_bytes)
     return shared

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rocket_core.config import ONE_FORMAT_METHODS, CompressionConfig
+from rocket_core.config import ONE_FORMAT_METHODS, PROFILE_RANK_NNZ_RATIOS, CompressionConfig
 from rocket_core.errors import RocketError
 from rocket_core.layers import LayerFactors, compose_weight, layer_tensors
 from rocket_core.linalg.factorization import FactorizerSettings
@@ -192,6 +192,35 @@ def test_shared_candidates_match_compression_of_each_member(weights, budget_unit
         assert shared.kept_parameters == shared.rank * 20 + shared.nnz
     by_size = [shared.kept_parameters for shared in found[:-1]]
     assert by_size == sorted(by_size, reverse=True)
+
+
+@pytest.mark.parametrize("part", [1.01, 0.5])
+def test_shared_dictionaries_are_found_if_members_are_known(part):
+    widths = (16, 8, 12)
+    plain, known = (example(20, widths, weights=2).problem for _ in range(2))
+    starts = [0, 16, 24]
+    known.members = tuple(
+        replace(
+            known,
+            weight=known.weight[:, start : start + width],
+            output_weights=known.output_weights[start : start + width],
+            output_widths=(width,),
+        ).as_member()
+        for start, width in zip(starts, widths, strict=True)
+    )
+    search = dictionary.Search(
+        settings=FactorizerSettings(),
+        ratios=(0.3, 0.5),
+        shapes=PROFILE_RANK_NNZ_RATIOS,
+        stored_itemsize=2,
+        budget_itemsize=None,
+    )
+    smallest = dictionary.share(plain, search, dictionary_owner="q")[-1]
+    errors = [member.reconstruction_error for member in smallest.members]
+    competing = [[error, part * error] for error in errors]
+    found = [dictionary.share(one, search, dictionary_owner="q", competing_errors=competing) for one in (plain, known)]
+    assert found[0] == found[1]
+    assert bool(found[0]) == (part > 1)
 
 
 def test_an_unimportant_member_keeps_one_coefficient():

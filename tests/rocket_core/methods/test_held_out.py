@@ -8,7 +8,7 @@ import torch
 from rocket_core.config import CompressionConfig
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import LayerProblem, method_for
-from rocket_core.methods.held_out import HeldOutTokens, loss_factors
+from rocket_core.methods.held_out import loss_factor
 from rocket_core.methods.layer_problem import CompressedLayer
 
 D_IN, D_OUT = 48, 32
@@ -23,9 +23,8 @@ def rows(count, *, massive=0.0, seed=0):
     return found, chosen
 
 
-def problem_of(inputs, *, widths=(D_OUT,)):
+def problem_of(inputs, *, outputs=D_OUT):
     generator = torch.Generator().manual_seed(9)
-    outputs = sum(widths)
     gram = (inputs.mT @ inputs).double()
     return LayerProblem(
         weight=torch.randn(D_IN, outputs, generator=generator),
@@ -33,7 +32,6 @@ def problem_of(inputs, *, widths=(D_OUT,)):
         shrinkage=0.05,
         precision=torch.float32,
         output_weights=torch.rand(outputs, generator=generator).double() + 0.5,
-        output_widths=widths,
     )
 
 
@@ -55,9 +53,7 @@ def rounded(problem, bits):
 def test_it_is_one_where_gradients_are_independent_of_errors():
     problem = problem_of(rows(20_000)[0])
     held, _ = rows(4_000, seed=1)
-    assert loss_factors(problem, HeldOutTokens(inputs=held, gradients=(torch.ones(4_000),))) == pytest.approx(
-        (1,), rel=0.1
-    )
+    assert loss_factor(problem, held, torch.ones(4_000)) == pytest.approx(1, rel=0.1)
 
 
 @pytest.mark.parametrize("bits", [3, 6])
@@ -65,32 +61,25 @@ def test_errors_of_massive_tokens_without_gradients_cost_little(bits):
     problem = problem_of(rows(20_000, massive=0.004)[0])
     held, massive = rows(8_000, massive=0.004, seed=1)
     gradients = torch.where(massive, 1e-6, 1.0)
-    factors = loss_factors(problem, HeldOutTokens(inputs=held, gradients=(gradients,)))
-    candidate, compressed = rounded(replace_factors(problem, factors), bits)
+    factor = loss_factor(problem, held, gradients)
+    candidate, compressed = rounded(replace(problem, loss_factors=(factor,)), bits)
     exact = loss_on(problem, held, gradients, compressed)
     assert 0.7 * exact < candidate.loss < 1.6 * exact
-    plain, _ = rounded(replace_factors(problem, ()), bits)
+    plain, _ = rounded(problem, bits)
     assert plain.loss > candidate.loss
 
 
 def test_few_tokens_make_errors_of_others_larger():
     problem = problem_of(rows(100)[0])
     held, _ = rows(4_000, seed=1)
-    [factor] = loss_factors(problem, HeldOutTokens(inputs=held, gradients=(torch.ones(4_000),)))
-    candidate, compressed = rounded(replace_factors(problem, (factor,)), 4)
+    factor = loss_factor(problem, held, torch.ones(4_000))
+    candidate, compressed = rounded(replace(problem, loss_factors=(factor,)), 4)
     exact = loss_on(problem, held, torch.ones(4_000), compressed)
     assert factor > 1.2
     assert 0.7 * exact < candidate.loss < 1.6 * exact
 
 
-def test_layers_that_share_an_input_have_their_own():
-    problem = problem_of(rows(20_000)[0], widths=(20, 12))
+def test_the_factor_is_that_of_the_gradients():
+    problem = problem_of(rows(20_000)[0])
     held, _ = rows(4_000, seed=1)
-    gradients = (torch.ones(4_000), torch.full((4_000,), 3.0))
-    assert loss_factors(problem, HeldOutTokens(inputs=held, gradients=gradients)) == pytest.approx((1, 3), rel=0.1)
-    problem.loss_factors = (1.0, 3.0)
-    assert problem.predicted_loss_increase(5.0, member=1) == pytest.approx(3 * problem.predicted_loss_increase(5.0))
-
-
-def replace_factors(problem, factors):
-    return replace(problem, loss_factors=factors)
+    assert loss_factor(problem, held, torch.full((4_000,), 3.0)) == pytest.approx(3, rel=0.1)

@@ -84,3 +84,28 @@ def test_tiny_sensitivities_do_not_harm_float32(fisher_diagonal, per_output, kin
         assert candidate.reconstruction_error == pytest.approx(other.reconstruction_error, rel=3e-2)
         assert candidate.weight_error == pytest.approx(other.weight_error, rel=3e-2)
         assert candidate.loss < 1e-9
+
+
+def member_of(layer, part, factor):
+    """Return what is known of one of the layers whose weights a problem concatenates."""
+    problem = layer.problem
+    weights = problem.output_weights[part]
+    own = replace(
+        problem,
+        weight=problem.weight[:, part],
+        output_weights=weights,
+        output_widths=(len(weights),),
+        loss_factors=(factor,),
+    )
+    return own.as_member()
+
+
+def test_a_group_knows_what_its_members_know():
+    layer = example(20, (16, 8), weights=2)
+    members = tuple(member_of(layer, part, factor) for part, factor in ((slice(16), 1.0), (slice(16, None), 3.0)))
+    group = replace(layer.problem, members=members)
+    torch.testing.assert_close(group.output_energies(), layer.problem.output_energies())
+    assert group.predicted_loss_increase(5.0, member=1) == pytest.approx(3 * group.predicted_loss_increase(5.0))
+    assert [len(member.singular_values) for member in members] == [16, 8]
+    whole = group.eigenbasis().singular_values.square().sum()
+    assert sum(float(member.singular_values.square().sum()) for member in members) == pytest.approx(float(whole))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from rocket_core.config import CompressionConfig
 from rocket_core.linalg.least_squares import UnitGram
 from rocket_core.linalg.pruning import split_path
 from rocket_core.methods import method_for
-from rocket_core.methods.sparse import SPARSE_RATIOS, errors_at
+from rocket_core.methods.sampled_outputs import SampledOutputs
+from rocket_core.methods.sparse import SPARSE_RATIOS, errors_at, least_errors
 from tests.reference import pruning
 from tests.reference.problems import TOKENS, example
 
@@ -109,3 +111,25 @@ def test_interpolated_errors_are_between_their_candidates(budget):
 def test_zero_errors_are_interpolated_as_zero():
     free = Candidate(kind="sparse", nnz=5, kept_parameters=5, stored_bytes=30, reconstruction_error=0, weight_error=0)
     assert errors_at([free], (4, 4), [0.3, 0.6], None) == pytest.approx([0, 0], abs=1e-300)
+
+
+@pytest.mark.parametrize("weights", [None, 2])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 2.0])
+def test_pruning_hardly_falls_below_the_least_errors(weights, spread):
+    layer = example(40, (36,), weights=weights, spread=spread)
+    least = least_errors(SampledOutputs.of(layer.problem), MEASURED, None)
+    found = [relative for _, relative, _ in pruned_in_turn(layer, MEASURED)]
+    for lower, error in zip(least, found, strict=True):
+        assert 0.2 * error < lower < 1.05 * error
+
+
+def test_the_least_errors_of_uncorrelated_inputs_are_exact():
+    layer = example(24, (10,))
+    problem = replace(
+        layer.problem, statistics=replace(layer.problem.statistics, gram=torch.linspace(1, 9, 24).diag().double())
+    )
+    scores = (problem.weight.square() * problem.gram().diagonal()[:, None]).flatten().sort().values
+    expected = [math.sqrt(scores[: math.floor(240 * ratio)].sum() / scores.sum()) for ratio in (0.2, 0.5)]
+    found = least_errors(SampledOutputs.of(problem), (0.2, 0.5, 0.9999), None)
+    assert found[:2] == pytest.approx(expected, rel=1e-5)
+    assert found[2] == math.inf
