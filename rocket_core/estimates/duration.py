@@ -19,7 +19,7 @@ from rocket_core.system.machine_speed import MachineSpeed
 # operations as parts of that of products.
 _CHOLESKY_SPEED, _EIGH_SPEED = 0.3, 0.65
 _ROUGH_FROM = 512
-_PATH_PRODUCTS, _PATH_STOPS, _PATH_PASSES = 91, 7, 27
+_PATH_PRODUCTS, _PATH_STOPS, _PATH_PASSES = 55, 5, 27
 _CUT_PASSES, _SHAPES, _SHAPE_PASSES = 8, 4, 30
 _PRODUCTS, _PASSES = 23, 450
 _SAMPLED, _SAMPLED_PART, _MOST_SAMPLED = 128, 8, 2**20

@@ -43,8 +43,9 @@ _AFTER_SPLITTING = 1e-2
 _WIDE_LEAST_MEAN, _WIDE_REFITS, _MOST_WIDE_REFITS = 0.01, 1.35, 60
 # The pull is a power of the mean eigenvalue, which falls by so much for each unit of the ratio above a first one.
 _SPARSE_FROM, _SPARSE_POWER = 0.65, 1.5
-# Iterations for each number of entries of a path.
-_PATH_CHOICES, _PATH_REFITS = 10, 3
+# Iterations for each number of entries of a path. On layers of SmolLM2-135M errors are 1 to 4 % above those of `prune`,
+# with 10 and 3 1 to 2 %; its KL at a ratio of 0.3 is the same with 6 and 2 as with these (0.0724 and 0.0723).
+_PATH_CHOICES, _PATH_REFITS = 7, 4
 # Inputs from which on a layer is wide, and rough products suffice: in small layers single entries matter. On layers
 # with the shapes of a language model of 1 B parameters errors change by 3e-4 at most.
 _WIDE_FROM = 512
@@ -82,7 +83,7 @@ class PrunedWeight:
 def split_path(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, counts: Sequence[int]) -> Iterator[PrunedWeight]:
     """Prune a weight to fewer and fewer entries by splitting, each time starting from the result before.
 
-    Takes 14 products with a matrix for each count, and n³ for every fourth.
+    Takes 12 products with a matrix for each count, and n³ for every fourth.
 
     Args:
         weight: W.

@@ -20,7 +20,7 @@ SPARSE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 """Ratios of the candidates; between them the allocation adds single entries."""
 
 # Ratios at which a layer is pruned to measure errors; errors are smooth enough to interpolate the rest.
-_MEASURED_RATIOS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
+_MEASURED_RATIOS = (0.1, 0.35, 0.6, 0.8, 0.95)
 # Errors are measured on a sample of the outputs: at least this many, and this share, but no more entries than the last.
 _SAMPLED_OUTPUTS = 128
 _SAMPLED_PART = 1 / 8
