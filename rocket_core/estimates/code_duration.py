@@ -57,14 +57,14 @@ class LayerCost:
 
 
 COSTS: Mapping[CodeWorkName, LayerCost] = {
-    "profile_in_file": LayerCost(cubes=1.28, sampled=31.4, whole=1.05, passes=151, seconds=0.0454),
-    "profile_in_memory": LayerCost(cubes=1.7, sampled=23.3, whole=7.18, passes=499, seconds=0.0509),
-    "profile_formats": LayerCost(cubes=1.67, sampled=0.752, sampled_passes=67.8, seconds=0.000996),
-    "profile_blocks": LayerCost(cubes=1.72, sampled=1.29, sampled_passes=85.3, seconds=0.00745),
-    "entropy": LayerCost(cubes=1.79, whole=2.05, passes=341, seconds=0.00574),
-    "fixed": LayerCost(cubes=1.91, whole=4.97, passes=112, seconds=0.00363),
-    "small": LayerCost(cubes=2.25, whole=8.44, passes=148, seconds=0.0168),
-    "large": LayerCost(cubes=2.1, whole=5.24, passes=532, seconds=0.0228),
+    "profile_in_file": LayerCost(cubes=1.77, sampled=43.6, whole=1.45, passes=162, seconds=0.0454),
+    "profile_in_memory": LayerCost(cubes=2.37, sampled=32.2, whole=9.96, passes=534, seconds=0.0508),
+    "profile_formats": LayerCost(cubes=2.3, sampled=1.08, sampled_passes=71.6, seconds=0.00103),
+    "profile_blocks": LayerCost(cubes=2.38, sampled=1.79, sampled_passes=91.2, seconds=0.00745),
+    "entropy": LayerCost(cubes=2.49, whole=2.78, passes=367, seconds=0.00552),
+    "fixed": LayerCost(cubes=2.65, whole=6.91, passes=119, seconds=0.00355),
+    "small": LayerCost(cubes=3.14, whole=11.7, passes=158, seconds=0.0164),
+    "large": LayerCost(cubes=2.91, whole=7.3, passes=567, seconds=0.0232),
 }
 """The cost of each; of one format or block type for profiles of these."""
 

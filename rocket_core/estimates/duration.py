@@ -117,7 +117,7 @@ def count_operations(
         tokens = config.gradient_windows(work.windows) * work.sequence_length
         reached = tokens * model.active_part
         passes = model_products(2 * _DIFFERENTIATING_PASSES * model.parameters * reached, model.itemsize)
-        passes += activation_passes(_SENSITIVITY_PASSES, model.shapes, reached, model.itemsize)
+        passes += activation_passes(_SENSITIVITY_PASSES, model.shapes, reached, _activation_bytes(model, config))
         scores = _scores(model, tokens, work.sequence_length).times(_SENSITIVITY_SCORES * len(model.block_parameters))
         found["differentiating"] = passes + scores + Operations(seconds=_GRADIENT_SECONDS * len(model.shapes))
     found["calibrating"] = sum(
@@ -173,9 +173,14 @@ def _passing(model: ModelShape, index: int, work: Workload, *, sums: bool = True
     return (
         model_products(2 * parameters * reached, model.itemsize)
         + grams
-        + activation_passes(_FORWARD_PASSES, block, reached, model.itemsize)
+        + activation_passes(_FORWARD_PASSES, block, reached, _activation_bytes(model, work.config))
         + _scores(model, work.tokens, work.sequence_length).times(_FORWARD_SCORES)
     )
+
+
+def _activation_bytes(model: ModelShape, config: CompressionConfig) -> int:
+    """Return the bytes of a number that passes between layers: sequential compression runs models in float32."""
+    return FLOAT32_BYTES if config.sequential else model.itemsize
 
 
 def _following(model: ModelShape, index: int, work: Workload) -> Operations:

@@ -1,5 +1,6 @@
 """The input of a method: a weight and the calibration statistics of its layer."""
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -91,7 +92,8 @@ class LayerProblem:
         self.output_widths = self.output_widths or (self.weight.shape[1],)
         if self.members:
             self._energies = torch.cat([member.energies for member in self.members])
-            self.loss_factors = tuple(factor for member in self.members for factor in member.loss_factors)
+            factors = [member.loss_factors for member in self.members]
+            self.loss_factors = tuple(itertools.chain(*factors)) if all(factors) else ()
 
     @property
     def shape(self) -> tuple[int, int]:

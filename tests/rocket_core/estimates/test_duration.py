@@ -15,8 +15,9 @@ SPEED = MachineSpeed(products=190e9, rough_products=750e9, memory=4.5e9)
 ZEN_5 = MachineSpeed(products=120e9, rough_products=480e9, memory=10.4e9)
 # The same next to other programs.
 BUSY_ZEN_5 = MachineSpeed(products=96e9, rough_products=384e9, memory=7.9e9)
-# One thread of an Intel Xeon with tiles, next to another program.
+# One thread of an Intel Xeon with tiles, next to another program, at two times.
 BUSY_XEON = MachineSpeed(products=107e9, rough_products=430e9, memory=5e9)
+XEON = MachineSpeed(products=135e9, rough_products=540e9, memory=5.6e9)
 LLAMA_1B = ((2048, 2048), (2048, 512), (2048, 512), (2048, 2048), (2048, 8192), (2048, 8192), (8192, 2048))
 
 
@@ -152,24 +153,23 @@ def test_a_block_of_1b_is_within_the_stated_factor(preset, measured):
 @pytest.mark.parametrize(
     ("preset", "target", "calibrating", "factorizing"),
     [
-        ("fast", {"ratio": 0.3}, 8.6, 1.1),
-        ("fast", {"bits": 4.0}, 7.2, 1.3),
-        ("best", {"ratio": 0.3}, 12.9, 9.9),
-        ("best", {"bits": 4.0}, 7.5, 8.8),
-        ("max", {"ratio": 0.3}, 11.4, 80.1),
-        ("max", {"bits": 4.0}, 7.5, 94.0),
+        ("fast", {"ratio": 0.3}, 6.5, 1.2),
+        ("fast", {"bits": 4.0}, 4.5, 1.2),
+        ("best", {"ratio": 0.3}, 10.4, 9.8),
+        ("best", {"bits": 4.0}, 6.3, 10.6),
+        ("max", {"ratio": 0.3}, 10.2, 71.5),
+        ("max", {"bits": 4.0}, 6.3, 80.8),
     ],
 )
 def test_a_small_model_takes_what_was_measured(preset, target, calibrating, factorizing):
-    """The model in `examples` with 64 windows, as `python -m benchmarks.duration` measured it on one core of Zen 5."""
+    """The model in `examples` with 64 windows, as `python -m benchmarks.duration` measured it on one thread of a Xeon."""
     attention = ((192, 192), (192, 64), (192, 64), (192, 192))
     model = shape((*attention, (192, 512), (192, 512), (512, 192)), blocks=6)
     model = replace(model, predicts=True, heads=6)
     config = compression_config(**{"ratio": None, "preset": preset, **target})
     counted = count_operations(model, Workload(config=config, windows=64, sequence_length=256))
-    assert counted["differentiating"].duration(BUSY_ZEN_5) == pytest.approx(2.9, rel=0.2)
-    assert counted["calibrating"].duration(BUSY_ZEN_5) == pytest.approx(calibrating, rel=0.35)
-    assert counted["factorizing"].duration(BUSY_ZEN_5) == pytest.approx(factorizing, rel=0.35)
+    for stage, measured in (("differentiating", 2.9), ("calibrating", calibrating), ("factorizing", factorizing)):
+        assert counted[stage].duration(XEON) == pytest.approx(measured, rel=0.4)
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,11 @@ def test_attention_takes_time_for_each_head_and_token():
 @pytest.mark.parametrize(
     ("settings", "profiling", "storing"),
     [
-        ({}, 0.477, 0.441),
-        ({"storage": "memory"}, 0.992, 0.238),
-        ({"engine": "vllm"}, 0.124, 0.337),
-        ({"engine": "llama.cpp"}, 0.590, 1.404),
-        ({"engine": "mlx"}, 0.747, 0.544),
+        ({}, 0.35, 0.45),
+        ({"storage": "memory"}, 0.81, 0.26),
+        ({"engine": "vllm"}, 0.12, 0.26),
+        ({"engine": "llama.cpp"}, 0.33, 0.57),
+        ({"engine": "mlx"}, 0.45, 0.48),
     ],
     ids=str,
 )
