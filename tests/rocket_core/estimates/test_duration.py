@@ -162,7 +162,7 @@ def test_a_block_of_1b_is_within_the_stated_factor(preset, measured):
     ],
 )
 def test_a_small_model_takes_what_was_measured(preset, target, calibrating, factorizing):
-    """The model in `examples` with 64 windows, as `python -m benchmarks.duration` measured it on one thread of a Xeon."""
+    """The model in `examples` with 64 windows, as `python -m benchmarks.duration` measured it on a Xeon."""
     attention = ((192, 192), (192, 64), (192, 64), (192, 192))
     model = shape((*attention, (192, 512), (192, 512), (512, 192)), blocks=6)
     model = replace(model, predicts=True, heads=6)
