@@ -340,7 +340,7 @@ import torch
 torch.set_num_threads(1)
 from rocket_core.checkpoint import find_model
 from rocket_core.config import compression_config
-from rocket_core.system.process_memory import keep_freed_memory, return_freed_memory
+from rocket_core.system.process_memory import return_freed_memory
 from rocket_core.pipeline.preflight import prepare_run, run_identity
 from tests.reference.sensitivity import silent_monitor
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
@@ -357,7 +357,6 @@ def watch():
         peak = max(peak, anonymous())
         time.sleep(0.002)
 threading.Thread(target=watch, daemon=True).start()
-keep_freed_memory()
 config = compression_config(ratio=0.3, calibration={"dataset": sys.argv[1], "samples": 8, "sequence_length": 32})
 tokens = CalibrationInputs.of_text(torch.randint(3, 259, (2, 32)))
 for number, model in enumerate(sys.argv[2:]):
@@ -367,7 +366,7 @@ for number, model in enumerate(sys.argv[2:]):
     return_freed_memory()
     before = peak = anonymous()
     measure_sensitivities(run, tokens, work, silent_monitor(run))
-    print(peak - before, before)
+    print(peak - before)
 """
 
 
@@ -380,16 +379,17 @@ def test_memory_hardly_grows_with_the_number_of_blocks(tmp_path, text):
         byte_tokenizer().save_pretrained(folder)
     size = (folders[-1] / "model.safetensors").stat().st_size
     assert size >= 150e6
+    # Every tensor is returned to the system as soon as it is freed, so that peaks are of tensors in use: what an
+    # allocator retains differs by half from run to run, and is tested with `return_grown_memory`.
+    returned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     measured = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(text), *map(str, [folders[0], *2 * folders])],
+        [sys.executable, "-c", MEASURE, str(text), *map(str, [folders[0], *folders])],
         check=True,
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+        env=os.environ | returned | {"PYTHONPATH": str(Path.cwd())},
     )
-    # The first line is from a process that has not computed anything yet; peaks differ by a fifth from run to run.
-    runs = [tuple(map(int, line.split())) for line in measured.stdout.splitlines()[1:]]
-    (few, _), (many, before) = min(runs[::2]), min(runs[1::2])
-    # Freed memory is kept until the process has grown by a twentieth.
-    assert many <= 1.2 * few + 0.05 * before, (few, many, before)
+    # The first line is from a process that has not computed anything yet.
+    few, many = map(int, measured.stdout.splitlines()[1:])
+    assert many <= 1.15 * few, (few, many)
     assert many < size / 2, (many, size)
