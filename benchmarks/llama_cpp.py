@@ -41,7 +41,7 @@ from rocket_core.report.run_commands import GGUF_NAME
 
 TRAINING = Path(__file__).parents[1] / "examples" / "train_k_llama.py"
 REQUIRED = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
-OTHERS = ("Q4_0", "IQ4_XS", "Q3_K_S")
+OTHERS = ("Q4_0", "IQ4_XS", "IQ3_M", "IQ3_XXS", "IQ2_M", "Q3_K_S")
 PRESETS = ("fast", "best")
 MOST_PART = 0.8
 """Upper bound on the KL divergence, as a part of that of llama.cpp's file."""

@@ -168,6 +168,18 @@ class WeightLoader:
                 "checkpoint again"
             )
 
+    def will_load(self, module: str) -> None:
+        """Let the system read what `load` will, while something else is computed; nothing happens outside POSIX."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        entries = self._checkpoint.entries
+        keys = {key for key, target in self._targets.items() if _is_under(target, (module,), ())}
+        keys |= {key for key, parts in self._parts.items() if any(_is_under(name, (module,), ()) for name in parts)}
+        for entry in map(entries.__getitem__, keys):
+            for part in entry.parts.values() if isinstance(entry, DecodedEntry) else (entry,):
+                with part.file.open("rb") as stream:
+                    os.posix_fadvise(stream.fileno(), part.start, part.nbytes, os.POSIX_FADV_WILLNEED)
+
     def unload(self, module: nn.Module) -> None:
         """Free the parameters of a module; buffers stay."""
         for owner in module.modules():

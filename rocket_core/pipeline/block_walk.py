@@ -211,6 +211,8 @@ def loaded_block(run: Run, index: int) -> Iterator[nn.Module]:
     name = run.architecture.block_name(index)
     block = run.architecture.model.get_submodule(name)
     run.loader.load([name])
+    if index + 1 < run.architecture.lists[-1].stop:
+        run.loader.will_load(run.architecture.block_name(index + 1))
     try:
         yield block
     finally:

@@ -1,4 +1,6 @@
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +32,22 @@ def test_a_loaded_mixture_equals_the_saved_one(family, tmp_path):
     with torch.no_grad():
         expected = MIXTURES[family]()(inputs()).logits
         torch.testing.assert_close(model(inputs()).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice on files")
+@pytest.mark.parametrize("family", MIXTURES)
+def test_the_system_reads_a_block_ahead(family, tmp_path, monkeypatch):
+    _, loader, checkpoint = opened(save_tiny_mixture(family, tmp_path))
+    told = []
+
+    def advised(descriptor, start, length, advice):
+        assert advice == os.POSIX_FADV_WILLNEED
+        told.append((Path(f"/proc/self/fd/{descriptor}").resolve(), start, length))
+
+    monkeypatch.setattr(os, "posix_fadvise", advised)
+    loader.will_load("model.layers.1")
+    block = [entry for key, entry in checkpoint.entries.items() if "layers.1." in key]
+    assert sorted(told) == sorted((entry.file.resolve(), entry.start, entry.nbytes) for entry in block)
 
 
 @pytest.mark.parametrize("family", TOGETHER)
