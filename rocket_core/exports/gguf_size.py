@@ -31,6 +31,9 @@ def dense_file_bytes(
     """
     if "gguf" not in config.export or not isinstance(settings.get("architectures"), list):
         return None
+    if "vision_config" in settings:
+        # A run knows what transformers adds to the settings of a text model or tower.
+        return None
     # Weights in few bits are decoded.
     plan = plan_gguf({key: value for key, value in settings.items() if key != "quantization_config"}, folder)
     stored = storage_dtype(weights, "the model") if config.dtype == "auto" else config.dtype

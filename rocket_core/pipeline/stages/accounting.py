@@ -49,9 +49,11 @@ def _in_safetensors(
 def _in_gguf(run: Run, work: WorkFolder, stored: Mapping[str, LayerReport]) -> Iterator[TensorAccount]:
     assert run.gguf is not None, "the settings have the export"
     sources = {source.key: source for source in gguf_sources(run, work, stored)}
+    forms = [(source.key, source.shape, source.storage) for source in sources.values()]
+    tensors = [*run.gguf.tensors(forms), *([] if run.gguf.projector is None else run.gguf.projector.tensors(forms))]
     written = {
         key: storage_bytes(tensor.shape, tensor.storage) // len(tensor.parts)
-        for tensor in run.gguf.tensors((source.key, source.shape, source.storage) for source in sources.values())
+        for tensor in tensors
         for key in tensor.parts
     }
     entries = run.split_entries()
