@@ -126,14 +126,19 @@ def image_inputs(name, pixels):
     return [around, tile, *tokens, blank, around, whole, *tokens, around], image.expand(2, -1, -1, -1)[None]
 
 
+def log_probabilities(model, ids, images):
+    """Return the logarithms of the probabilities of all tokens after each of a prompt with images."""
+    inputs = torch.tensor([ids])
+    types = {"token_type_ids": (inputs == FIRST).long()} if images.ndim == 4 else {}
+    with torch.no_grad():
+        return model(input_ids=inputs, pixel_values=images, **types).logits[0].double().log_softmax(dim=-1)
+
+
 def greedy(model, ids, images, count):
     """Return the most likely tokens after a prompt with images, and the logarithms of their probabilities."""
     chances = []
     for _ in range(count):
-        inputs = torch.tensor([ids])
-        types = {"token_type_ids": (inputs == FIRST).long()} if images.ndim == 4 else {}
-        with torch.no_grad():
-            logits = model(input_ids=inputs, pixel_values=images, **types).logits[0, -1].double().log_softmax(dim=0)
-        ids = [*ids, int(logits.argmax())]
-        chances.append(float(logits.max()))
+        best = log_probabilities(model, ids, images)[-1].max(dim=0)
+        ids = [*ids, int(best.indices)]
+        chances.append(float(best.values))
     return ids[-count:], chances
