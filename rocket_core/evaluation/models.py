@@ -124,7 +124,7 @@ def gguf_files(path: Path) -> list[Path]:
 def open_gguf(path: Path, original: ModelFolder) -> ModelFolder:
     """Open a folder with a GGUF file, which is read with the configuration and the tokenizer of its original.
 
-    Of a model that reads images, that is the text model alone.
+    If the original reads images, it is the text model alone.
 
     Args:
         path: the folder.

@@ -7,10 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rocket_core.config import compression_config
 from rocket_core.errors import InvalidConfigError, UnsupportedExportError
 from rocket_core.exports import gguf_projector
 from rocket_core.exports.gguf_model import plan_gguf
+from rocket_core.exports.gguf_size import dense_file_bytes
 from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, modelfile, write_model
+from rocket_core.hub.requests import read_weights
 from tests.reference import gguf_vision
 from tests.reference.gguf_vision import greedy, image_inputs, picture
 from tests.reference.llama_cpp import Engine
@@ -85,7 +88,7 @@ def test_metadata_are_those_that_the_package_names(written):
 
 
 def test_a_tower_in_bfloat16_is_written_in_float16(written, tmp_path):
-    name, folder, _, tokenizer = written
+    name, folder, _, _ = written
     write(folder, tmp_path, torch.bfloat16)
     kinds = {key: tensor.tensor_type.name for key, tensor in tensors_of(tmp_path / "mmproj.gguf").items()}
     assert {kinds.pop("v.patch_embd.weight"), kinds.pop("v.position_embd.weight")} == {"F32"}
@@ -158,3 +161,14 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf_projector, "find_spec", lambda _name: None)
     with pytest.raises(InvalidConfigError, match=r"rocket-compress\[gguf\]"):
         planned("gemma3", tmp_path)
+
+
+def test_the_size_is_known_from_headers_and_settings(written):
+    _, folder, _, _ = written
+    settings = settings_of(folder)
+    weights, config = read_weights(folder, "m"), compression_config(engine="llama.cpp", target_bytes=10**6)
+    size = sum((folder / name).stat().st_size for name in ("model.gguf", "mmproj.gguf"))
+    assert dense_file_bytes(settings, weights, config, folder) == size
+    # transformers has values for what settings leave out.
+    del settings["vision_config"]["intermediate_size"]
+    assert dense_file_bytes(settings, weights, config, folder) is None

@@ -132,5 +132,5 @@ def test_other_families_are_refused(settings, tmp_path):
 
 
 def test_the_tower_is_not_compressed(settings):
-    with pytest.raises(InvalidConfigError, match="llama.cpp reads no compressed vision tower"):
+    with pytest.raises(InvalidConfigError, match=r"llama\.cpp reads no compressed vision tower"):
         settings(ratio=None, bits=6, engine="llama.cpp", include=("vision",))
