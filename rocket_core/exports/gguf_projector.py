@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _IMAGE_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _MAX_BYTES = 2**20
+# An upper bound, far above the sizes of any tower.
+_MOST = 2**20
 _ACTIVATION = "gelu_pytorch_tanh"
 # Parts of a checkpoint, and their names in tables of `gguf`. Those of towers differ between versions of transformers.
 _PARTS = {
@@ -173,18 +175,6 @@ def plan_projector(config: Mapping[str, Any], folder: Path) -> ProjectorPlan | N
     vision, pixels, keys = config["vision_config"], _image_processor(folder), Keys.ClipVision
     if vision.get("hidden_act", _ACTIVATION) != _ACTIVATION:
         raise _refuse(f"the activation function {vision['hidden_act']} in its tower, and llama.cpp takes {_ACTIVATION}")
-    sizes = {
-        keys.IMAGE_SIZE: vision["image_size"],
-        keys.PATCH_SIZE: vision["patch_size"],
-        keys.EMBEDDING_LENGTH: vision["hidden_size"],
-        keys.FEED_FORWARD_LENGTH: vision["intermediate_size"],
-        keys.BLOCK_COUNT: vision["num_hidden_layers"],
-        keys.Attention.HEAD_COUNT: vision["num_attention_heads"],
-        keys.PROJECTION_DIM: config["text_config"]["hidden_size"],
-        keys.Projector.SCALE_FACTOR: _scale_factor(config, family),
-    }
-    if family is _IDEFICS3:
-        sizes[keys.PREPROC_IMAGE_SIZE] = pixels["size"]["longest_edge"]
     return ProjectorPlan(
         projector=family.projector,
         metadata={
@@ -193,7 +183,7 @@ def plan_projector(config: Mapping[str, Any], folder: Path) -> ProjectorPlan | N
             Keys.Clip.HAS_VISION_ENCODER: GgufValue("bool", True),
             Keys.Clip.PROJECTOR_TYPE: GgufValue("string", family.projector),
             keys.USE_GELU: GgufValue("bool", True),
-            **{key: GgufValue("uint32", int(value)) for key, value in sizes.items()},
+            **{key: GgufValue("uint32", value) for key, value in _sizes(config, family, pixels).items()},
             keys.Attention.LAYERNORM_EPS: GgufValue("float32", float(vision.get("layer_norm_eps", 1e-6))),
             keys.IMAGE_MEAN: GgufValue("float32", [float(value) for value in pixels["image_mean"]]),
             keys.IMAGE_STD: GgufValue("float32", [float(value) for value in pixels["image_std"]]),
@@ -214,6 +204,29 @@ def _family(config: Mapping[str, Any]) -> VisionFamily | None:
 
 def _refuse(what: str) -> UnsupportedExportError:
     return UnsupportedExportError(f"The model cannot be written for llama.cpp: it has {what}")
+
+
+def _sizes(config: Mapping[str, Any], family: VisionFamily, pixels: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of tower and images, by the keys of metadata."""
+    from gguf import Keys
+
+    vision, keys = config["vision_config"], Keys.ClipVision
+    sizes = {
+        keys.IMAGE_SIZE: vision["image_size"],
+        keys.PATCH_SIZE: vision["patch_size"],
+        keys.EMBEDDING_LENGTH: vision["hidden_size"],
+        keys.FEED_FORWARD_LENGTH: vision["intermediate_size"],
+        keys.BLOCK_COUNT: vision["num_hidden_layers"],
+        keys.Attention.HEAD_COUNT: vision["num_attention_heads"],
+        keys.PROJECTION_DIM: config["text_config"]["hidden_size"],
+        keys.Projector.SCALE_FACTOR: _scale_factor(config, family),
+    }
+    if family is _IDEFICS3:
+        sizes[keys.PREPROC_IMAGE_SIZE] = pixels["size"]["longest_edge"]
+    for key, value in sizes.items():
+        if not 0 < int(value) <= _MOST:
+            raise _refuse(f"{key} {value}")
+    return {key: int(value) for key, value in sizes.items()}
 
 
 def _scale_factor(config: Mapping[str, Any], family: VisionFamily) -> int:

@@ -137,6 +137,8 @@ def planned(name, folder, change=lambda settings, pixels: None):
         ("gemma3", lambda _, pixels: pixels.pop("image_std"), "image_std"),
         ("gemma3", lambda _, pixels: pixels.clear(), "no settings of an image processor"),
         ("gemma3", lambda own, _: own.pop("vision_config"), "vision_config"),
+        ("smolvlm", lambda own, _: own["vision_config"].update(image_size=10**12), "image_size 1000000000000"),
+        ("smolvlm", lambda _, pixels: pixels.update(size={"longest_edge": 0}), "preproc_image_size 0"),
         ("gemma3", lambda own, _: own.update(architectures=["LlavaForConditionalGeneration"]), "LlavaForConditional"),
     ],
 )
