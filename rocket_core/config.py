@@ -678,7 +678,7 @@ class CompressionConfig(MethodOptions):
         if "embeddings" in (self.include or ()) and not engine.tables:
             raise ValueError(f"engine {engine.name} does not read quantized embeddings; leave include out")
         if self.includes_vision:
-            raise ValueError(f"engine {engine.name} reads no models with a vision tower; leave 'vision' out of include")
+            raise ValueError(f"engine {engine.name} reads no compressed vision tower; leave 'vision' out of include")
 
     def _check_target(self) -> None:
         if self._limits_codes and not (self.quantizes and "quantized" in self.kinds):

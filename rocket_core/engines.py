@@ -88,6 +88,11 @@ _DENSE_FAMILIES = (
     "Gemma3ForCausalLM",
     "Phi3ForCausalLM",
 )
+_VISION = (
+    "Gemma3ForConditionalGeneration",
+    "Idefics3ForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+)
 _MIXTURES = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM")
 
 ROCKET = Engine(
@@ -168,8 +173,8 @@ LLAMA_CPP = Engine(
     mixtures=(*_MIXTURES, "GptOssForCausalLM"),
     # A vector that llama.cpp's own files have in float32.
     exact=("shared_expert_gate",),
-    # Those that `rocket_core.exports.gguf_families` can write.
-    classes=(*_DENSE_FAMILIES, *_MIXTURES, "GptOssForCausalLM"),
+    # Those that `rocket_core.exports.gguf_families` and `gguf_projector` can write.
+    classes=(*_DENSE_FAMILIES, *_MIXTURES, "GptOssForCausalLM", *_VISION),
 )
 """llama.cpp, and what is built on it: Ollama, LM Studio. In its GGUF files every tensor has its own type."""
 

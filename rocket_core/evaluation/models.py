@@ -38,8 +38,9 @@ from rocket_core.inspection.headers.coded_tensors import CodedFormat, coded_form
 from rocket_core.inspection.headers.model_fields import check_sizes
 from rocket_core.inspection.headers.weight_summary import summarize_files
 from rocket_core.layers import QUANT_METHOD
-from rocket_core.models.classes import generating_class, is_causal, named_class
+from rocket_core.models.classes import generating_class, is_causal, named_class, reads_images_and_text
 from rocket_core.models.pretrained import check_settings, interpreting, load_config, load_tokenizer
+from rocket_core.report.run_commands import PROJECTOR_NAME
 from rocket_core.sizes.code_format import CODE_BITS
 
 # Families whose files `transformers` 5.23 is meant to read, and fails to.
@@ -114,12 +115,16 @@ def check_package(kind: ExportKind) -> None:
 
 
 def gguf_files(path: Path) -> list[Path]:
-    """Return the GGUF files of a folder that has no configuration, as of an export for llama.cpp."""
-    return [] if (path / CONFIG_NAME).exists() else sorted(path.glob("*.gguf"))
+    """Return the GGUF files of models in a folder that has no configuration, as of an export for llama.cpp."""
+    if (path / CONFIG_NAME).exists():
+        return []
+    return sorted(file for file in path.glob("*.gguf") if file.name != PROJECTOR_NAME)
 
 
 def open_gguf(path: Path, original: ModelFolder) -> ModelFolder:
     """Open a folder with a GGUF file, which is read with the configuration and the tokenizer of its original.
+
+    If the original reads images, it is the text model alone.
 
     Args:
         path: the folder.
@@ -136,10 +141,13 @@ def open_gguf(path: Path, original: ModelFolder) -> ModelFolder:
     if len(files) != 1:
         names = ", ".join(file.name for file in files)
         raise CheckpointFormatError(f"{path} has {len(files)} GGUF files ({names}); evaluate a folder with one of them")
-    is_read = original.config.model_type.removesuffix("_text") in set(GGUF_SUPPORTED_ARCHITECTURES) - _UNREADABLE
+    model_type = original.config.model_type.removesuffix("_text")
+    reads_images = reads_images_and_text(original.config)
+    is_read = not reads_images and model_type in set(GGUF_SUPPORTED_ARCHITECTURES) - _UNREADABLE
     fields = {key: value for key, value in original.config.to_dict().items() if key != "quantization_config"}
     plan = None if is_read else plan_gguf(fields, original.path)
-    return replace(original, path=path, gguf_file=files[0].name, gguf_plan=plan)
+    config = original.config.get_text_config() if reads_images else original.config
+    return replace(original, path=path, config=config, gguf_file=files[0].name, gguf_plan=plan)
 
 
 def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool = False) -> PreTrainedModel:

@@ -19,7 +19,7 @@ from rocket_core.experts import FusedParameter, fused_parameters
 from rocket_core.exports import artifact_folder, exact_formats
 from rocket_core.exports.compressed_tensors import plan_layer
 from rocket_core.exports.gguf_model import plan_gguf
-from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, write_model
+from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, modelfile, write_model
 from rocket_core.exports.stored_artifact import StoredArtifact, open_artifact
 from rocket_core.hf.names import is_merged
 from rocket_core.report.run_commands import GGUF_NAME, MODELFILE_NAME
@@ -171,8 +171,10 @@ def _fuse(artifact: StoredArtifact, parameter: FusedParameter) -> Tensor:
 
 
 def _write_gguf(artifact: StoredArtifact, folder: Path, on_step: _Report) -> int:
-    named = {**artifact.settings, "architectures": [type(artifact.model).__name__]}
-    plan = plan_gguf(named, artifact.folder)
+    # With what transformers adds to the settings of a text model or tower.
+    config = artifact.model.config.to_dict() | {"architectures": [type(artifact.model).__name__]}
+    config.pop("quantization_config", None)
+    plan = plan_gguf(config, artifact.folder)
     types = exact_formats.block_types(artifact)
     sources = list(_gguf_sources(artifact, types))
     _check_disk(plan.file_bytes((one.key, one.shape, one.storage) for one in sources), folder)
@@ -180,7 +182,7 @@ def _write_gguf(artifact: StoredArtifact, folder: Path, on_step: _Report) -> int
     size = write_model(
         folder / GGUF_NAME, plan, sources, on_tensor=lambda name: on_step(next(count) / len(sources), name)
     )
-    (folder / MODELFILE_NAME).write_text(f"FROM ./{GGUF_NAME}\n", encoding="utf-8")
+    (folder / MODELFILE_NAME).write_text(modelfile(plan), encoding="utf-8")
     return size
 
 

@@ -1,9 +1,8 @@
 """A model as a GGUF file: what it will contain, judged and planned from settings and tokenizer. Loads no torch."""
 
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from rocket_core.exports.gguf_families import (
 )
 from rocket_core.exports.gguf_file import GgufValue, Storage, gguf_bytes
 from rocket_core.exports.gguf_mixtures import ROUTERS, SINKS, expert_count
+from rocket_core.exports.gguf_projector import ProjectorPlan, plan_projector, text_key, text_settings
+from rocket_core.exports.gguf_tensors import PlannedTensor, TensorRules
 from rocket_core.exports.gguf_tokenizer import tokenizer_metadata
 
 _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+?)(?:\.(weight|bias))?")
@@ -35,67 +36,6 @@ _QUANTIZATION_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TensorRules:
-    """How a tensor of a checkpoint is written.
-
-    Attributes:
-        name: its name in the file.
-        head_rows: rows of a head whose two halves are interleaved; 0 if rows stay in place.
-        shift: what is added to each number.
-        exact: whether it is stored as F32, as vectors always are.
-        flat: whether it is written as a vector.
-        expert: its place in a tensor of all experts; None if it is a tensor by itself.
-    """
-
-    name: str
-    head_rows: int = 0
-    shift: float = 0.0
-    exact: bool = False
-    flat: bool = False
-    expert: int | None = None
-
-    def form(self, shape: Sequence[int], wanted: Storage) -> tuple[tuple[int, ...], Storage]:
-        """Return the shape that is written, and how its numbers are stored.
-
-        Args:
-            shape: shape of the tensor.
-            wanted: storage for matrices.
-        """
-        written = (math.prod(shape),) if self.flat else tuple(shape)
-        return written, "F32" if self.exact or len(written) == 1 else wanted
-
-    def row_order(self, rows: int) -> list[int] | None:
-        """Return for each row of the file the row of the checkpoint; None if rows stay in place.
-
-        Args:
-            rows: rows of the tensor, whole heads.
-        """
-        if not self.head_rows:
-            return None
-        assert rows % self.head_rows == 0, (self.name, rows, self.head_rows)
-        half = self.head_rows // 2
-        within = [place + side * half for place in range(half) for side in range(2)]
-        return [begin + place for begin in range(0, rows, self.head_rows) for place in within]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedTensor:
-    """A tensor of the file that is written from tensors of the checkpoint.
-
-    Attributes:
-        name: its name.
-        shape: its shape, in torch's order.
-        storage: how its numbers are stored.
-        parts: names in the checkpoint, each with its rules: of one tensor, or of every expert's in their order.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    storage: Storage
-    parts: Mapping[str, TensorRules]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GgufPlan:
     """What the file of a model will contain.
 
@@ -106,6 +46,7 @@ class GgufPlan:
         tied: whether the head is the token embedding.
         head_rows: rows of a head of queries and keys.
         experts: experts of a block; 0 if it has none.
+        projector: what the projector file next to it contains, if the model reads images.
     """
 
     family: Family
@@ -114,9 +55,10 @@ class GgufPlan:
     tied: bool
     head_rows: int
     experts: int = 0
+    projector: ProjectorPlan | None = None
 
     def tensor(self, key: str) -> TensorRules | None:
-        """Return how a tensor of the checkpoint is written; None if it is left out.
+        """Return how a tensor of the checkpoint is written; None if it is left out, or in the projector file.
 
         Args:
             key: its name in the checkpoint.
@@ -124,6 +66,10 @@ class GgufPlan:
         Raises:
             UnsupportedExportError: llama.cpp has no such tensor.
         """
+        if self.projector is not None:
+            if self.projector.tensor(key) is not None:
+                return None
+            key = text_key(key)
         if key.endswith("rotary_emb.inv_freq") or (key == _HEAD and self.tied):
             return None
         shift = 1.0 if self.family.shifted_norms and key.endswith("norm.weight") else 0.0
@@ -203,16 +149,18 @@ class GgufPlan:
         return tuple(f"model.layers.{block[1]}.{module}.{block[3]}" for module in modules)
 
     def file_bytes(self, stored: Iterable[tuple[str, Sequence[int], Storage]]) -> int:
-        """Return the size of the file.
+        """Return the size of the file, with that of the projector file.
 
         Args:
             stored: see `tensors`.
         """
+        stored = list(stored)
         planned: list[tuple[str, Sequence[int], Storage]] = [
             (name, (len(values),), "F32") for name, values in self.computed.items()
         ]
         planned += [(tensor.name, tensor.shape, tensor.storage) for tensor in self.tensors(stored)]
-        return gguf_bytes(self.metadata, planned)
+        projector = 0 if self.projector is None else self.projector.file_bytes(stored)
+        return gguf_bytes(self.metadata, planned) + projector
 
 
 def plan_gguf(config: Mapping[str, Any], folder: Path, *, name: str | None = None) -> GgufPlan:
@@ -220,14 +168,15 @@ def plan_gguf(config: Mapping[str, Any], folder: Path, *, name: str | None = Non
 
     Args:
         config: the model's settings.
-        folder: folder with its tokenizer.
+        folder: folder with its tokenizer, and the settings of its image processor if it reads images.
         name: the model's name in the file; None leaves it out.
 
     Raises:
+        InvalidConfigError: the model reads images, and the package `gguf` is not installed.
         UnsupportedExportError: llama.cpp cannot express the model or its tokenizer.
     """
     try:
-        return _plan(config, folder, name)
+        return replace(_plan(text_settings(config), folder, name), projector=plan_projector(config, folder))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UnsupportedExportError(
             f"The model cannot be written for llama.cpp: a value is missing or malformed in its settings or tokenizer"

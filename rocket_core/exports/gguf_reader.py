@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rocket_core.exports.gguf_model import GgufPlan, TensorRules
+from rocket_core.exports.gguf_model import GgufPlan
+from rocket_core.exports.gguf_tensors import TensorRules
 
 
 def read_weights(path: Path, plan: GgufPlan) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rocket_core.config import CompressionConfig
-from rocket_core.errors import UnsupportedExportError
+from rocket_core.errors import InvalidConfigError, UnsupportedExportError
 from rocket_core.exports.gguf_file import Storage
 from rocket_core.exports.gguf_model import plan_gguf
 from rocket_core.inspection.headers.expert_stacks import expert_layers
@@ -32,7 +32,14 @@ def dense_file_bytes(
     if "gguf" not in config.export or not isinstance(settings.get("architectures"), list):
         return None
     # Weights in few bits are decoded.
-    plan = plan_gguf({key: value for key, value in settings.items() if key != "quantization_config"}, folder)
+    plain = {key: value for key, value in settings.items() if key != "quantization_config"}
+    try:
+        plan = plan_gguf(plain, folder)
+    except (InvalidConfigError, UnsupportedExportError):
+        if "vision_config" in settings:
+            # A run knows what transformers adds to the settings of a text model or tower.
+            return None
+        raise
     stored = storage_dtype(weights, "the model") if config.dtype == "auto" else config.dtype
     dense = _STORAGES.get(stored, "F32")
     try:

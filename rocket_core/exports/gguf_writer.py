@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from rocket_core.exports.gguf_file import GgufTensor, Storage, write_gguf
-from rocket_core.exports.gguf_model import GgufPlan, PlannedTensor, TensorRules
+from rocket_core.exports.gguf_model import GgufPlan
+from rocket_core.exports.gguf_tensors import PlannedTensor, TensorRules
+from rocket_core.report.run_commands import GGUF_NAME, PROJECTOR_NAME
 from rocket_core.system.files import Opener, atomic_write
 
 _DTYPES: dict[Storage, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -38,6 +40,12 @@ def gguf_storage(dtype: torch.dtype) -> Storage:
     return _STORAGES[dtype]
 
 
+def modelfile(plan: GgufPlan) -> str:
+    """Return what Ollama reads to find the files of a plan."""
+    names = [GGUF_NAME, *([] if plan.projector is None else [PROJECTOR_NAME])]
+    return "".join(f"FROM ./{name}\n" for name in names)
+
+
 def write_model(
     path: Path,
     plan: GgufPlan,
@@ -46,12 +54,12 @@ def write_model(
     on_tensor: Callable[[str], None] = lambda _name: None,
     opener: Opener = atomic_write,
 ) -> int:
-    """Write the file, and return its size, which is `plan.file_bytes` of the sources.
+    """Write the file and the projector file of a plan; return their size, which is `plan.file_bytes` of the sources.
 
     One tensor of the checkpoint is in memory at a time.
 
     Args:
-        path: the file.
+        path: the file; that of a projector gets the name `PROJECTOR_NAME`, next to it.
         plan: what it contains.
         sources: the tensors of the checkpoint, in the order in which they are written.
         on_tensor: called with the name of each source before it is written.
@@ -61,11 +69,16 @@ def write_model(
         UnsupportedExportError: llama.cpp has no such tensor.
     """
     by_key = {source.key: source for source in sources}
+    stored = [(source.key, source.shape, source.storage) for source in sources]
     tensors = [_computed(name, values) for name, values in plan.computed.items()]
-    for tensor in plan.tensors((source.key, source.shape, source.storage) for source in sources):
-        tensors.append(_stored(tensor, by_key, on_tensor))
+    tensors += [_stored(tensor, by_key, on_tensor) for tensor in plan.tensors(stored)]
     with opener(path) as stream:
-        return write_gguf(stream, plan.metadata, tensors)
+        size = write_gguf(stream, plan.metadata, tensors)
+    if plan.projector is not None:
+        tensors = [_stored(tensor, by_key, on_tensor) for tensor in plan.projector.tensors(stored)]
+        with opener(path.with_name(PROJECTOR_NAME)) as stream:
+            size += write_gguf(stream, plan.projector.metadata, tensors)
+    return size
 
 
 def _computed(name: str, values: tuple[float, ...]) -> GgufTensor:

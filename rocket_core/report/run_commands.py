@@ -11,6 +11,8 @@ from rocket_core.report.schema import CompressionReport
 
 GGUF_NAME = "model.gguf"
 """File of a GGUF export."""
+PROJECTOR_NAME = "mmproj.gguf"
+"""File next to it that reads images."""
 MODELFILE_NAME = "Modelfile"
 """File next to it that Ollama reads."""
 
@@ -78,16 +80,18 @@ def run_commands(report: CompressionReport, kind: ExportKind, folder: str) -> tu
         case "mlx":
             return (RunCommand(program="mlx-lm", text=f"mlx_lm.generate --model {shlex.quote(folder)} --prompt Hello"),)
         case "gguf":
-            return _gguf_commands(folder)
+            return _gguf_commands(folder, reads_images="Image" in report.model_class)
         case _:
             assert_never(kind)
 
 
-def _gguf_commands(folder: str) -> tuple[RunCommand, ...]:
-    file, modelfile = (shlex.quote(f"{folder}/{name}") for name in (GGUF_NAME, MODELFILE_NAME))
-    serve = f"llama-server -m {file}"
+def _gguf_commands(folder: str, *, reads_images: bool) -> tuple[RunCommand, ...]:
+    names = (GGUF_NAME, PROJECTOR_NAME, MODELFILE_NAME)
+    file, projector, modelfile = (shlex.quote(f"{folder}/{name}") for name in names)
+    files = f"-m {file} --mmproj {projector}" if reads_images else f"-m {file}"
+    talk = f"llama-mtmd-cli {files} --image IMAGE -p Hello" if reads_images else f"llama-cli {files}"
     return (
-        RunCommand(program="llama.cpp", text=f"llama-cli -m {file}\n{serve}  # an OpenAI-compatible API"),
+        RunCommand(program="llama.cpp", text=f"{talk}\nllama-server {files}  # an OpenAI-compatible API"),
         RunCommand(program="Ollama", text=f"ollama create compressed -f {modelfile}\nollama run compressed"),
         RunCommand(program="LM Studio", text=f"lms import {file}"),
     )

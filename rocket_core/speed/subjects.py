@@ -6,6 +6,7 @@ from rocket_core.errors import CheckpointFormatError, InvalidConfigError, ModelN
 from rocket_core.inspection.checks.preconditions import MAX_CONFIG_BYTES, parse_config
 from rocket_core.inspection.files.model_files import CONFIG_NAME, read_start, vet_folder
 from rocket_core.inspection.files.safetensors_headers import local_weight_files
+from rocket_core.report.run_commands import PROJECTOR_NAME
 from rocket_core.report.speed import Packing, Runtime
 from rocket_core.schema import FrozenModel
 
@@ -56,7 +57,7 @@ def find_subject(path: Path, name: str, packing: Packing = "default") -> Subject
         raise ModelNotFoundError(f"{name} does not exist; check the path")
     if (path / CONFIG_NAME).is_file():
         return _folder(path.resolve(), name, packing)
-    files = sorted(path.glob(f"*{GGUF_SUFFIX}"))
+    files = sorted(file for file in path.glob(f"*{GGUF_SUFFIX}") if file.name != PROJECTOR_NAME)
     if len(files) > 1:
         raise InvalidConfigError(f"{name} has {len(files)} {GGUF_SUFFIX} files; name one of them")
     if files:

@@ -40,10 +40,11 @@ def dequantize(packed, block_type):
 class Engine:
     """llama.cpp running a file on one thread, as its own server."""
 
-    def __init__(self, path, *, context=256):
+    def __init__(self, path, *, projector=None, context=256):
         xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp is needed: pip install xllamacpp")
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
+        params.mmproj.path = "" if projector is None else str(projector)
         params.n_ctx = context
         params.n_parallel = 1
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
@@ -59,6 +60,12 @@ class Engine:
         )
         with urllib.request.urlopen(request, timeout=120) as response:
             return json.load(response)
+
+    def prompt(self, before, image, after):
+        """Return a prompt for `greedy` with an image, the content of a file in base64, between texts."""
+        with urllib.request.urlopen(self._server.listening_address + "/props", timeout=120) as response:
+            marker = json.load(response)["media_marker"]
+        return {"prompt_string": before + marker + after, "multimodal_data": [image]}
 
     def tokens(self, text):
         """Return the tokens of a text, with those that are added to it."""

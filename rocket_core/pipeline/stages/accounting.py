@@ -49,19 +49,21 @@ def _in_safetensors(
 def _in_gguf(run: Run, work: WorkFolder, stored: Mapping[str, LayerReport]) -> Iterator[TensorAccount]:
     assert run.gguf is not None, "the settings have the export"
     sources = {source.key: source for source in gguf_sources(run, work, stored)}
+    forms = [(source.key, source.shape, source.storage) for source in sources.values()]
+    tensors = [*run.gguf.tensors(forms), *([] if run.gguf.projector is None else run.gguf.projector.tensors(forms))]
     written = {
-        key: storage_bytes(tensor.shape, tensor.storage) // len(tensor.parts)
-        for tensor in run.gguf.tensors((source.key, source.shape, source.storage) for source in sources.values())
+        key: (storage_bytes(tensor.shape, tensor.storage) // len(tensor.parts), tensor.storage)
+        for tensor in tensors
         for key in tensor.parts
     }
     entries = run.split_entries()
     for key in sources:
-        original = entries[key].file_bytes
-        fate: Fate = "kept" if written.get(key) == original else "converted"
+        original, (size, storage) = entries[key].file_bytes, written.get(key, (0, None))
+        fate: Fate = "kept" if (size, storage) == (original, entries[key].dtype) else "converted"
         if key not in written:
             fate = "left out"
         elif key.endswith(".weight") and key.removesuffix(".weight") in stored:
             fate = "compressed"
-        yield TensorAccount(name=key, fate=fate, original_bytes=original, stored_bytes=written.get(key, 0))
+        yield TensorAccount(name=key, fate=fate, original_bytes=original, stored_bytes=size)
     for name, values in run.gguf.computed.items():
         yield TensorAccount(name=name, fate="added", original_bytes=0, stored_bytes=4 * len(values))

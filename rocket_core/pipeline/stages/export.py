@@ -21,7 +21,7 @@ from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.engines import ExportKind
 from rocket_core.errors import FaultyResultError
 from rocket_core.exports import artifact_folder, block_tensors, compressed_tensors, mlx
-from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, write_model
+from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, modelfile, write_model
 from rocket_core.layers import LayerEntry, quantization_config
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
@@ -260,7 +260,7 @@ def _write_gguf(
         opener=opener,
     )
     with opener(folder / MODELFILE_NAME) as stream:
-        stream.write(f"FROM ./{GGUF_NAME}\n".encode())
+        stream.write(modelfile(run.gguf).encode())
 
 
 def _plan_layer(

@@ -4,12 +4,13 @@ from rocket_core.config import compression_config
 from rocket_core.engines import LLAMA_CPP
 from rocket_core.errors import InvalidConfigError
 from rocket_core.exports.gguf_families import FAMILIES
+from rocket_core.exports.gguf_projector import VISION_FAMILIES
 from rocket_core.sizes.block_types import BLOCK_FORMATS
 from rocket_core.sizes.code_format import fewest_bytes, formats_for
 
 
 def test_families_are_those_that_can_be_written():
-    assert set(LLAMA_CPP.classes) == set(FAMILIES)
+    assert set(LLAMA_CPP.classes) == {*FAMILIES, *VISION_FAMILIES}
 
 
 def test_the_smallest_size_is_that_of_a_block_type():

@@ -8,7 +8,8 @@ import torch
 from rocket_core.errors import UnsupportedExportError
 from rocket_core.experts import unfuse
 from rocket_core.exports.gguf_families import FAMILIES
-from rocket_core.exports.gguf_model import TensorRules, plan_gguf
+from rocket_core.exports.gguf_model import plan_gguf
+from rocket_core.exports.gguf_tensors import TensorRules
 from tests.reference import gguf_models
 
 ARCHITECTURES = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}

@@ -39,6 +39,7 @@ def test_quantized_folders_are_named_by_their_method(model, tmp_path, method, fo
 
 def test_a_gguf_file_is_found_in_its_folder(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "mmproj.gguf").touch()
 
     subject = find_subject(tmp_path, "there")
 
