@@ -100,7 +100,7 @@ def _onnx(report: CompressionReport, folder: str) -> RunCommand:
     if all(tensors.name != "lm_head.weight" for tensors in report.tensors):
         options.append("shared_embeddings=true")
     build = f"python -m onnxruntime_genai.models.builder -i {shlex.quote(folder)} -o onnx -p int4 -e cuda"
-    text = f"{build} --extra_options {' '.join(options)}  # -e webgpu, dml or cpu for these"
+    text = f"{build} --extra_options {' '.join(options)}  # or -e webgpu, -e cpu"
     return RunCommand(program="ONNX Runtime GenAI", text=text)
 
 
