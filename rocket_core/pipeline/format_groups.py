@@ -68,8 +68,8 @@ def check_all_quantized(run: Run) -> None:
     """Raise an error if a linear layer of a block would stay dense for an engine that reads none.
 
     Raises:
-        InvalidConfigError: one is ignored.
-        UnsupportedArchitectureError: one is not compressed for another reason, or suits none of the engine's formats.
+        InvalidConfigError: one is ignored, or not compressed for another reason.
+        UnsupportedArchitectureError: one suits none of the engine's formats.
     """
     engine, choices = run.config.reader, run.config.code_choices
     if not engine.quantizes_all:
@@ -82,10 +82,12 @@ def check_all_quantized(run: Run) -> None:
                 f"files for {engine.title} have codes for every linear layer, and {name} is {run.skipped[name]}; "
                 "ignore no layers, or use the engine rocket"
             )
-        if not any(one.group_size in (choices.group_sizes or ()) for one in formats_for(d_in, choices)):
+        # Where a layer has fewer inputs than a group, the group is the layer, which may be of an odd size.
+        sizes = {one.group_size for one in formats_for(d_in, choices)}
+        if not sizes or not sizes <= set(choices.group_sizes or ()):
             raise UnsupportedArchitectureError(
-                f"files for {engine.title} have codes for every linear layer, in groups of 32 inputs or more, and "
-                f"{name} has {d_in}; use the engine rocket"
+                f"files for {engine.title} have codes for every linear layer, in groups of 32, 64 or 128 inputs, "
+                f"and {name} has {d_in} inputs; use the engine rocket"
             )
 
 
