@@ -38,7 +38,7 @@ class ModelRequest(FrozenModel):
     """
     engine: EngineName | None = None
     """program that must read the result: llama.cpp (one GGUF file), vllm, vllm-int8, vllm-fp8 or vllm-nvfp4
-    (vLLM on processors that multiply these), mlx, or by default rocket (transformers).
+    (vLLM on processors that multiply these), mlx, onnx (ONNX Runtime), or by default rocket (transformers).
     """
     calibration_dataset: str | None = None
     """text that it is calibrated on, best like what the model will read: `builtin` (the default), `local/FILE` or

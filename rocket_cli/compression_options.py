@@ -150,7 +150,7 @@ class CompressionOptions:
         "TOKENS",
         "Train the numbers that the result stores towards the original's predictions, on this many tokens of the "
         "calibration text, such as 2M: recovers part of the loss at the same size. Requires memory for two copies of "
-        "the model. Not with --for vllm, llama.cpp or mlx.",
+        "the model. Not with --for vllm, llama.cpp, mlx or onnx.",
         "no training",
         parser=options.read_tokens,
     )

@@ -377,10 +377,10 @@ class MethodOptions(FrozenModel):
     """
     engine: EngineName = "rocket"
     """program that will run the result: `rocket` (default) is `transformers` with `rocket_core.hf`, which reads every
-    kind; for `vllm`, `llama.cpp` and `mlx` layers are quantized in formats that they read, the budget counts bytes, and
-    the artifact is one of compressed-tensors, a GGUF file or a folder for mlx-lm. `vllm-int8`, `vllm-fp8` and
-    `vllm-nvfp4` are vLLM with codes that processors multiply, and inputs rounded to 8 bits when it computes. Costs
-    nothing.
+    kind; for `vllm`, `llama.cpp`, `mlx` and `onnx` layers are quantized in formats that they read, the budget counts
+    bytes, and the artifact is one of compressed-tensors, a GGUF file, a folder for mlx-lm or a checkpoint of Olive.
+    `vllm-int8`, `vllm-fp8` and `vllm-nvfp4` are vLLM with codes that processors multiply, and inputs rounded to 8 bits
+    when it computes. Costs nothing.
     """
     objective: Objective = "fisher"
     """error that the knapsack sums over layers: `weight` (the paper: relative error in the original space, under a cap
@@ -432,7 +432,7 @@ class MethodOptions(FrozenModel):
     """
     export: Annotated[tuple[NamedExport, ...], Field(min_length=1)] = ROCKET.exports
     """artifacts to write: `rocket` (every layer as it is stored), `dense` (stock names and shapes, as large as the
-    original), or for another engine `compressed-tensors`, `gguf` or `mlx`. By default the one that the
+    original), or for another engine `compressed-tensors`, `gguf`, `mlx` or `olive`. By default the one that the
     engine reads; each costs disk space. Others can be made later from `rocket`.
     """
     dtype: StorageDtype = "auto"

@@ -4,6 +4,8 @@ References:
     vLLM, `model_executor/layers/quantization/compressed_tensors/compressed_tensors.py` (`get_scheme`: one scheme for
     each fused layer) and `schemes/compressed_tensors_wNa16.py` (bits, groups and their divisibility).
     mlx-lm, `utils.py` (`load_model`: which layers are quantized, and how) and `models/` (families).
+    onnxruntime-genai, `models/loaders/olive.py` and `models/builder.py` (families). ONNX Runtime,
+        `contrib_ops/cpu/quantization/matmul_nbits.cc`: 2, 4 or 8 bits, groups of a power of two of at least 16.
     llama.cpp, `ggml/src/ggml-common.h` (block types) and `gguf-py/gguf/constants.py` (architectures).
 """
 
@@ -17,8 +19,8 @@ from pydantic import BeforeValidator
 from rocket_core.sizes.block_types import BLOCK_TYPES, MLX_TYPES
 from rocket_core.sizes.code_format import ANY_CODES, CodeChoices
 
-EngineName = Literal["rocket", "vllm", "vllm-int8", "vllm-fp8", "vllm-nvfp4", "llama.cpp", "mlx"]
-ExportKind = Literal["rocket", "dense", "compressed-tensors", "gguf", "mlx"]
+EngineName = Literal["rocket", "vllm", "vllm-int8", "vllm-fp8", "vllm-nvfp4", "llama.cpp", "mlx", "onnx"]
+ExportKind = Literal["rocket", "dense", "compressed-tensors", "gguf", "mlx", "olive"]
 LaterExport = Literal["dense", "gguf", "compressed-tensors"]
 """Exports that can be made from a finished `rocket` one."""
 
@@ -47,6 +49,7 @@ class Engine:
         codes: the formats of integer codes that it reads.
         one_format_per_input: whether all layers that read the same input must be stored in the same way, because the
             engine fuses them.
+        quantizes_all: whether no linear layer of a block may stay dense.
         experts_agree: which layers of experts must be stored in the same way: those of a `projection` (gate, up or
             down) of a block, or all of the `model`; None for none.
         mixtures: classes of mixtures of experts among `classes`.
@@ -64,6 +67,7 @@ class Engine:
     kinds: tuple[Kind, ...]
     codes: CodeChoices
     one_format_per_input: bool = False
+    quantizes_all: bool = False
     experts_agree: Literal["projection", "model"] | None = None
     mixtures: tuple[str, ...] = ()
     exact: tuple[str, ...] = ()
@@ -192,8 +196,23 @@ MLX = Engine(
 )
 """MLX with mlx-lm, on Apple's GPUs. Every layer has its own bits and size of groups."""
 
-PUSHED_FIRST: tuple[ExportKind, ...] = ("rocket", "gguf", "mlx", "compressed-tensors", "dense")
+ONNX = Engine(
+    name="onnx",
+    title="ONNX Runtime",
+    exports=("olive",),
+    readable=("olive", "rocket", "dense"),
+    kinds=("quantized",),
+    codes=CodeChoices(bits=(2, 4, 8), group_sizes=(32, 64, 128), alone=True, aligned=True),
+    # The model builder reads no other layers next to layers of codes.
+    quantizes_all=True,
+    # Those whose logits agree. For others the builder stops, or its graph computes something else from layers of codes.
+    classes=("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM"),
+    sixteen_bits=True,
+)
+"""ONNX Runtime GenAI, whose model builder reads checkpoints of Olive. Every layer has its own bits and groups."""
+
+PUSHED_FIRST: tuple[ExportKind, ...] = ("rocket", "gguf", "mlx", "compressed-tensors", "olive", "dense")
 """Exports by precedence: without a choice, the first that a job has is pushed to the Hub."""
 ENGINES: Mapping[EngineName, Engine] = MappingProxyType(
-    {engine.name: engine for engine in (ROCKET, VLLM, VLLM_INT8, VLLM_FP8, VLLM_NVFP4, LLAMA_CPP, MLX)}
+    {engine.name: engine for engine in (ROCKET, VLLM, VLLM_INT8, VLLM_FP8, VLLM_NVFP4, LLAMA_CPP, MLX, ONNX)}
 )

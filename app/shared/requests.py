@@ -664,7 +664,7 @@ class PushRequest(WorkRequest):
     """whether the repository must be private; an existing public one is refused then. False by default."""
     export: NamedExport | None = None
     """the export whose files are pushed; null (the default) takes the first that the job has of `rocket`, `gguf`,
-    `mlx`, `compressed-tensors` and `dense`.
+    `mlx`, `compressed-tensors`, `olive` and `dense`.
     """
     metadata: _Labels = Field(default_factory=dict)
     queue: _QueueChoice = None

@@ -1,7 +1,7 @@
 """Model folders to evaluate, dense or compressed."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -27,9 +27,9 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.experts import fused_parameters, unfuse
+from rocket_core.exports import mlx, olive
 from rocket_core.exports.gguf_model import GgufPlan, plan_gguf
 from rocket_core.exports.gguf_reader import read_weights
-from rocket_core.exports.mlx import dense_weights
 from rocket_core.hub.repository import offline
 from rocket_core.inspection.files.model_advice import advice_on_folder
 from rocket_core.inspection.files.model_files import CONFIG_NAME, vet_folder
@@ -168,8 +168,11 @@ def load_model(folder: ModelFolder, device: torch.device, *, as_deployed: bool =
     # Load the class that the checkpoint names: a bare encoder may have a pooler that the checkpoint lacks.
     if folder.gguf_file is not None:
         return _prepared(_load_gguf(folder), device)
+    table = getattr(folder.config, "quantization_config", None) or {}
     if hasattr(folder.config, "quantization"):
-        return _prepared(_load_mlx(folder), device)
+        return _prepared(_load_decoded(folder, folder.config.quantization, mlx.dense_weights), device)
+    if table.get("quant_method") == olive.QUANT_METHOD:
+        return _prepared(_load_decoded(folder, table, olive.dense_weights), device)
     named = generating_class(folder.config) if folder.predicts_tokens else named_class(folder.config)
     vet_folder(folder.path, str(folder.path))
     files = local_weight_files(folder.path, str(folder.path))
@@ -236,14 +239,19 @@ def _load_gguf(folder: ModelFolder) -> Any:
     return _load(loader, folder.path, state_dict=weights, **options)
 
 
-def _load_mlx(folder: ModelFolder) -> Any:
-    """Return a model whose weights are stored for MLX, decoded."""
+def _load_decoded(
+    folder: ModelFolder,
+    quantization: Mapping[str, Any],
+    decode: Callable[[Mapping[str, Any], Mapping[str, Tensor]], dict[str, Tensor]],
+) -> Any:
+    """Return a model whose weights are stored for an engine that `transformers` does not know, decoded."""
     config = copy.deepcopy(folder.config)
-    quantization = config.quantization
-    del config.quantization, config.quantization_config
+    for name in ("quantization", "quantization_config"):
+        if hasattr(config, name):
+            delattr(config, name)
     vet_folder(folder.path, str(folder.path))
     tensors = {key: entry.read() for key, entry in open_checkpoint(folder.path).entries.items()}
-    weights = dense_weights(quantization, tensors)
+    weights = decode(quantization, tensors)
     options: dict[str, Any] = {"config": config, "dtype": torch.float32}
     return _load(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], folder.path, state_dict=weights, **options)
 

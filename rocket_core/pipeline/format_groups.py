@@ -22,9 +22,12 @@ def format_groups(run: Run, profiles: Sequence[LayerProfile]) -> tuple[FormatGro
         group = experts.get(profile.name)
         if group is None and engine.one_format_per_input:
             group = profile.input_group
+        if engine.quantizes_all:
+            group = profile.name
         if group is not None:
             groups.setdefault(group, []).append(profile.name)
     quantized = set(experts.values()) if engine.experts_agree == "model" else set()
+    quantized |= set(groups) if engine.quantizes_all else set()
     return tuple(FormatGroup(layers=tuple(names), dense=group not in quantized) for group, names in groups.items())
 
 
@@ -58,6 +61,33 @@ def check_experts(run: Run) -> None:
             raise UnsupportedArchitectureError(
                 f"{engine.title} needs all experts of {run.source.name} in one format, and layers with "
                 f"{' and '.join(map(str, widths))} inputs have none in common; use the engine rocket"
+            )
+
+
+def check_all_quantized(run: Run) -> None:
+    """Raise an error if a linear layer of a block would stay dense for an engine that reads none.
+
+    Raises:
+        InvalidConfigError: one is ignored, or not compressed for another reason.
+        UnsupportedArchitectureError: one suits none of the engine's formats.
+    """
+    engine, choices = run.config.reader, run.config.code_choices
+    if not engine.quantizes_all:
+        return
+    selected = {name for block in run.layers for name in block}
+    for name in (name for block in run.architecture.layers for name in block):
+        d_in = run.architecture.shape(name)[0]
+        if name not in selected:
+            raise InvalidConfigError(
+                f"files for {engine.title} have codes for every linear layer, and {name} is {run.skipped[name]}; "
+                "ignore no layers, or use the engine rocket"
+            )
+        # Where a layer has fewer inputs than a group, the group is the layer, which may be of an odd size.
+        sizes = {one.group_size for one in formats_for(d_in, choices)}
+        if not sizes or not sizes <= set(choices.group_sizes or ()):
+            raise UnsupportedArchitectureError(
+                f"files for {engine.title} have codes for every linear layer, in groups of 32, 64 or 128 inputs, "
+                f"and {name} has {d_in} inputs; use the engine rocket"
             )
 
 

@@ -52,7 +52,7 @@ from rocket_core.models.architecture import (
 from rocket_core.models.pretrained import check_settings
 from rocket_core.models.token_tables import TokenTable, token_modules
 from rocket_core.pipeline.context import FLOATS, Run
-from rocket_core.pipeline.format_groups import check_experts
+from rocket_core.pipeline.format_groups import check_all_quantized, check_experts
 from rocket_core.pipeline.requirements import check_target
 from rocket_core.pipeline.state.records import RunIdentity
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -116,6 +116,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         idle=tuple(tower for reads, tower in towers.items() if tower is not None and reads != medium),
     )
     check_experts(run)
+    check_all_quantized(run)
     check_target(run)
     return run
 

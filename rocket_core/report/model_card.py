@@ -24,6 +24,7 @@ _TAGS: Mapping[ExportKind, tuple[str, ...]] = {
     "gguf": ("gguf", "llama.cpp"),
     "compressed-tensors": ("compressed-tensors", "vllm"),
     "mlx": ("mlx",),
+    "olive": ("olive", "onnxruntime-genai"),
 }
 
 _NOTES: Mapping[ExportKind, str] = {
@@ -39,6 +40,10 @@ are built on it read the file, which contains embeddings, head and tokenizer as 
     "mlx": """\
 Each layer has its own bits and size of groups, chosen within the size of the file for the least loss, embeddings and
 head included. mlx-lm reads the folder as it is.""",
+    "olive": """\
+Quantized layers are stored as Olive stores them, each with its own bits and size of groups. The model builder of ONNX
+Runtime GenAI makes an ONNX model of the folder, for the hardware that it is asked for. Without the options above it
+quantizes embeddings and head as well, to 4 bits.""",
     "compressed-tensors": """\
 Quantized layers are stored as formats of compressed-tensors that `config.json` names, with different bits
 for different layers. vLLM computes from the codes, and rounds the inputs of layers in INT8 and FP8 as well;

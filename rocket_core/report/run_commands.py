@@ -79,6 +79,8 @@ def run_commands(report: CompressionReport, kind: ExportKind, folder: str) -> tu
             return (_vllm(folder), loading)
         case "mlx":
             return (RunCommand(program="mlx-lm", text=f"mlx_lm.generate --model {shlex.quote(folder)} --prompt Hello"),)
+        case "olive":
+            return (_onnx(report, folder),)
         case "gguf":
             return _gguf_commands(folder, reads_images="Image" in report.model_class)
         case _:
@@ -95,6 +97,15 @@ def _gguf_commands(folder: str, *, reads_images: bool) -> tuple[RunCommand, ...]
         RunCommand(program="Ollama", text=f"ollama create compressed -f {modelfile}\nollama run compressed"),
         RunCommand(program="LM Studio", text=f"lms import {file}"),
     )
+
+
+def _onnx(report: CompressionReport, folder: str) -> RunCommand:
+    options = ["fuse_qkv=false", "nodes_to_exclude=/lm_head/MatMul,/model/embed_tokens/Gather"]
+    if all(tensors.name != "lm_head.weight" for tensors in report.tensors):
+        options.append("shared_embeddings=true")
+    build = f"python -m onnxruntime_genai.models.builder -i {shlex.quote(folder)} -o onnx -p int4 -e cuda"
+    text = f"{build} --extra_options {' '.join(options)}  # or -e webgpu, -e cpu"
+    return RunCommand(program="ONNX Runtime GenAI", text=text)
 
 
 def _vllm(folder: str) -> RunCommand:

@@ -41,9 +41,11 @@ def exported(tmp_path_factory):
     return make
 
 
-def answers_of(command, environment):
-    """Run a program, and return the JSON that it prints last."""
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)
+def answers_of(command, environment, folder=None):
+    """Run a program in a folder, and return the JSON that it prints last."""
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=1200, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
 

@@ -19,6 +19,7 @@ _PARTS: dict[EngineName, tuple[str, ...]] = {
     "vllm-fp8": ("weight", "weight_scale"),
     "vllm-nvfp4": ("weight_packed", "weight_scale", "weight_global_scale"),
     "mlx": ("weight", "scales", "biases"),
+    "onnx": ("qweight", "scales"),
 }
 
 

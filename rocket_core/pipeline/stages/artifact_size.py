@@ -11,7 +11,7 @@ from rocket_core.allocation import Allocation
 from rocket_core.allocation.predictor import Predictor
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import TensorPlan, checkpoint_bytes, plan_tensor
-from rocket_core.exports import block_tensors, compressed_tensors, mlx
+from rocket_core.exports import block_tensors, compressed_tensors, mlx, olive
 from rocket_core.exports.gguf_file import ALIGNMENT
 from rocket_core.exports.gguf_model import GgufPlan
 from rocket_core.exports.gguf_writer import gguf_storage
@@ -24,6 +24,8 @@ from rocket_core.sizes.block_types import BlockType
 from rocket_core.sizes.code_format import coded_format
 from rocket_core.sizes.target import ByBytes, ByLoss
 
+# Shapes of the tensors of layers of codes, by the export.
+_PACKED = {"compressed-tensors": compressed_tensors.part_shapes, "olive": olive.part_shapes}
 # Each round uses the bytes that the previous one left; names and offsets hardly change after the second.
 _ROUNDS = 6
 # Digits that a number in the header may gain.
@@ -136,10 +138,6 @@ def _gguf_bytes(run: Run, plan: GgufPlan, types: Mapping[str, BlockType]) -> int
     return plan.file_bytes((key, entry.shape, types.get(key, dense)) for key, entry in entries)
 
 
-def _is_packed(run: Run) -> bool:
-    return run.config.reader.exports[0] == "compressed-tensors"
-
-
 def _parts(run: Run, key: str, layer: LayerProfile, candidate: Candidate) -> Iterator[TensorPlan]:
     """Yield the tensors of a stored layer, without their contents."""
     for part, (dtype, shape) in _tensors(run, layer, candidate).items():
@@ -152,11 +150,12 @@ def _tensors(run: Run, layer: LayerProfile, candidate: Candidate) -> dict[str, t
     if block_type is not None:
         return (
             block_tensors.part_shapes(shape, block_type, run.dtype)
-            if _is_packed(run)
+            if run.config.reader.exports[0] == "compressed-tensors"
             else mlx.part_shapes(shape, block_type)
         )
-    if _is_packed(run):
-        return compressed_tensors.part_shapes(shape, candidate.code_format, run.dtype)
+    packed = _PACKED.get(run.config.reader.exports[0])
+    if packed is not None:
+        return packed(shape, candidate.code_format, run.dtype)
     if candidate.kind == "quantized":
         shapes = code_shapes((layer.d_in, layer.d_out), candidate.code_format)
         return {part: (torch.uint8, shape) for part, shape in shapes.items()}

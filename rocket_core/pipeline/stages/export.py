@@ -20,7 +20,7 @@ from rocket_core.checkpoint import (
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.engines import ExportKind
 from rocket_core.errors import FaultyResultError
-from rocket_core.exports import artifact_folder, block_tensors, compressed_tensors, mlx
+from rocket_core.exports import artifact_folder, block_tensors, compressed_tensors, mlx, olive
 from rocket_core.exports.gguf_writer import GgufSource, gguf_storage, modelfile, write_model
 from rocket_core.layers import LayerEntry, quantization_config
 from rocket_core.pipeline.context import Run
@@ -40,7 +40,7 @@ from rocket_core.sizes.block_types import BlockType
 from rocket_core.sizes.code_format import CodeFormat
 from rocket_core.system.files import DifferentContentError, Opener, atomic_write, compared
 
-StoredExport = Literal["rocket", "dense", "compressed-tensors", "mlx"]
+StoredExport = Literal["rocket", "dense", "compressed-tensors", "mlx", "olive"]
 """Exports of safetensors."""
 
 
@@ -279,6 +279,10 @@ def _plan_layer(
             return compressed_tensors.plan_layer(
                 base, shape, _code_format(work, layer.name), run.dtype, lambda: read_codes(work, layer.name, shape)
             )
+        case "olive":
+            return olive.plan_layer(
+                base, shape, _code_format(work, layer.name), run.dtype, lambda: read_codes(work, layer.name, shape)
+            )
         case "mlx":
             block_type, blocks = _blocks(work, layer.name)
             return mlx.plan_layer(base, shape, block_type, blocks.read)
@@ -309,6 +313,8 @@ def _quantization(run: Run, work: WorkFolder, kind: StoredExport, stored: Mappin
                 for layer in stored.values()
             }
             table = compressed_tensors.model_config(run.architecture.model, formats, run.disk_name)
+        case "olive":
+            table = olive.quantization_config({disk: _code_format(work, layer.name) for disk, layer in stored.items()})
         case _:
             assert_never(kind)
     return {} if table is None else {"quantization_config": table}

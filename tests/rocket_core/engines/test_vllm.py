@@ -39,8 +39,8 @@ def test_odd_layers_have_none():
 
 
 def test_engines_are_named_as_they_are_asked_for():
-    names = ["rocket", "vllm", "vllm-int8", "vllm-fp8", "vllm-nvfp4", "llama.cpp", "mlx"]
+    names = ["rocket", "vllm", "vllm-int8", "vllm-fp8", "vllm-nvfp4", "llama.cpp", "mlx", "onnx"]
     assert [engine.name for engine in ENGINES.values()] == list(ENGINES) == names
     assert all(set(engine.exports) <= set(engine.readable) for engine in ENGINES.values())
-    assert {engine.runtime for engine in ENGINES.values()} == {"rocket", "vllm", "llama.cpp", "mlx"}
+    assert {engine.runtime for engine in ENGINES.values()} == {"rocket", "vllm", "llama.cpp", "mlx", "onnx"}
     assert set(ROCKET.kinds) > set(VLLM.kinds)
