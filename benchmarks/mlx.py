@@ -44,6 +44,8 @@ CALIBRATED = {
     "DWQ": ["dwq", "--data-path", "DATA", "--max-seq-length", "LENGTH", "--num-samples", "SAMPLES"],
 }
 RECIPES = UNIFORM | MIXED | CALIBRATED
+# Samples that DWQ takes out of those that it is given, to judge what it learns.
+DWQ_VALIDATION = 32
 MOST_OF_UNIFORM, MOST_OF_RECIPE = 0.5, 0.8
 
 
@@ -65,7 +67,8 @@ def run_recipe(given: argparse.Namespace, recipe: str, seed: int) -> dict[str, A
             folder.mkdir(parents=True)
         text = calibration_text(given.model, given.calibrate, seed, given.samples * given.length)
         (home / "calibration_v5.txt").write_text(text, encoding="utf-8")
-        pieces = [text[start : start + 4 * given.length] for start in range(0, len(text), 4 * given.length)]
+        size = len(text) // (given.samples + DWQ_VALIDATION)
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
         for name in ("train", "valid"):
             lines = [json.dumps({"text": piece}) for piece in pieces]
             (data / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
