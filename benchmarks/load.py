@@ -308,7 +308,7 @@ def run(stack: Stack, given: argparse.Namespace) -> dict:
         "lost": 0 if interrupted else len(waiting),
         "duplicates": sum(job["duplicates"] for job in judged),
         "attempts": {"mean": statistics.mean(attempts), "most": max(attempts), "allowed": MAX_ATTEMPTS},
-        "kills": dict(kills) | {"seconds_between": round(pause, 1)},
+        "kills": {} if given.calm else dict(kills) | {"seconds_between": round(pause, 1)},
         "seconds_alone": round(alone, 1),
         "seconds": round(seconds, 1),
         "jobs_per_minute": round(60 * (given.jobs - len(waiting)) / seconds, 2),
