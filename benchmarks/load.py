@@ -81,15 +81,21 @@ class Stack:
         self.workers = [self._start("worker", "--queue", "cpu")[0] for _ in range(0 if embedded else WORKERS)]
         self._jobs: list[psutil.Process] = []
 
-    def kill_job(self, chance: random.Random) -> bool:
-        """Kill a job's process, if one is running."""
+    def kill(self, chance: random.Random) -> list[str]:
+        """Kill a job's process or a worker, and return which; nothing if it was to be a job and none is running."""
+        if chance.random() < 0.5:
+            return ["job"] * self._kill_job(chance)
+        self._kill_worker(chance)
+        return ["worker"]
+
+    def _kill_job(self, chance: random.Random) -> bool:
         running = [child for worker in self.workers for child in self._descendants(worker) if runs_job(child)]
         if running:
             with suppress(psutil.NoSuchProcess):
                 chance.choice(running).kill()
         return bool(running)
 
-    def kill_worker(self, chance: random.Random) -> None:
+    def _kill_worker(self, chance: random.Random) -> None:
         """Kill a worker and start another; its job's process must exit by itself."""
         number = chance.randrange(len(self.workers))
         self._jobs += self._descendants(self.workers[number])
@@ -283,13 +289,8 @@ def run(stack: Stack, given: argparse.Namespace) -> dict:
     with readers.reading(), suppressed_interrupt(interrupted):
         while waiting and time.monotonic() < deadline:
             time.sleep(chance.uniform(0.5, 1.5) * pause)
-            if given.calm:
-                pass
-            elif chance.random() < 0.5:
-                kills["job"] += stack.kill_job(chance)
-            else:
-                stack.kill_worker(chance)
-                kills["worker"] += 1
+            if not given.calm:
+                kills.update(stack.kill(chance))
             waiting -= {job_id for job_id in waiting if look(clients[0], job_id)["status"] in TERMINAL}
             print(f"{len(waiting)} of {given.jobs} jobs are left, {sum(kills.values())} kills", file=sys.stderr)
     seconds = time.monotonic() - began
