@@ -1,13 +1,16 @@
-"""A compression on one device next to one with two processes: `python -m benchmarks.processes --model FOLDER`.
+"""A compression in one process next to some in several: `python -m benchmarks.processes --model FOLDER`.
 
-By default both are on the CPU, one thread for each process, which needs two idle cores. `--device cuda:0` compares one
-process on a GPU with two on it, `--device cuda:0 --device cuda:1` with one on each of two.
+By default two processes share the CPU, one thread each, which needs two idle cores. `--device cuda:0 --processes 2
+--processes 4` compares one process on a GPU with two and four on it, `--device cuda:0 --device cuda:1` with one on each
+of two.
 """
 
 import argparse
 import hashlib
+import sys
 import tempfile
 import time
+from itertools import cycle, islice
 from pathlib import Path
 
 import torch
@@ -39,22 +42,36 @@ def main() -> None:
     parser.add_argument("--preset", default="fast")
     parser.add_argument("--samples", type=int, default=64, help="calibration windows")
     parser.add_argument("--length", type=int, default=256, help="tokens per window")
-    parser.add_argument("--device", action="append", help="a device, or both; default cpu")
+    parser.add_argument("--device", action="append", help="may be repeated; default cpu")
+    parser.add_argument(
+        "--processes", type=int, action="append", help="may be repeated; one for each device, at least 2"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
-    first, *second = given.device or ["cpu"]
+    devices = given.device or ["cpu"]
+    counts = given.processes or [max(2, len(devices))]
     # The first run compiles the loops of rounding.
-    measured(argparse.Namespace(**vars(given) | {"samples": 4}), first, {"bits": 4.0})
-    print("| target | stage | one process, s | two, s | ratio |\n|---|---|---|---|---|")
+    measured(argparse.Namespace(**vars(given) | {"samples": 4}), devices[0], {"bits": 4.0})
+    print("| target | stage | one process, s |" + "".join(f" {count}, s |" for count in counts))
+    print("|---" * (3 + len(counts)) + "|")
+    different: list[str] = []
     for name, target in _TARGETS.items():
-        one, alone, expected = measured(given, first, target)
-        two, shared, digest = measured(given, ",".join([first, *(second or [first])]), target)
-        assert digest == expected, f"{name}: two processes write other bytes than one"
-        stages = {stage.name: stage.seconds for stage in two.stages}
-        for stage in one.stages:
-            after = stages[stage.name]
-            print(f"| `{name}` | {stage.name} | {stage.seconds:.1f} | {after:.1f} | {after / stage.seconds:.2f} |")
-        print(f"| `{name}` | **all** | {alone:.1f} | {shared:.1f} | **{shared / alone:.2f}** |", flush=True)
+        one, alone, expected = measured(given, devices[0], target)
+        stages, totals = [_seconds(one)], [alone]
+        for count in counts:
+            several, seconds, digest = measured(given, ",".join(islice(cycle(devices), count)), target)
+            different += [f"{count} with {name}"] * (digest != expected)
+            stages.append(_seconds(several))
+            totals.append(seconds)
+        for stage in stages[0]:
+            print(f"| `{name}` | {stage} |" + "".join(f" {found[stage]:.1f} |" for found in stages))
+        print(f"| `{name}` | **all** |" + "".join(f" {seconds:.1f} |" for seconds in totals), flush=True)
+    if different:
+        sys.exit(f"other bytes than one process wrote: {', '.join(different)}")
+
+
+def _seconds(report: CompressionReport) -> dict[str, float]:
+    return {stage.name: stage.seconds for stage in report.stages}
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ NOT_CONFINED = 70
 # More than any model has, and few enough digits to print.
 _Count = Annotated[int, Field(ge=0, lt=2**128)]
 _Amount = Annotated[float, Field(ge=0, lt=2.0**128)]
+# A bound within the pattern would take 11 MB: it is compiled for each number of characters.
+_Place = Annotated[str, Field(pattern=r"^[\w.: -]+$", max_length=120)]
 
 
 def _kinds() -> dict[str, type[RocketError | AppError]]:
@@ -171,5 +173,5 @@ class Answer(_Message):
     judged: Judged = Judged()
     refusal: Refusal | None = None
     """why the request cannot be carried out; None if it can."""
-    fault: Annotated[tuple[Annotated[str, Field(pattern=r"^[\w.: -]{1,120}$")], ...], Field(max_length=20)] = ()
+    fault: Annotated[tuple[_Place, ...], Field(max_length=20)] = ()
     """an unexpected error: its class and its places in the code; empty if none occurred."""

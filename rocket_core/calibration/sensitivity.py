@@ -19,6 +19,7 @@ from jaxtyping import BFloat16, Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rocket_core.calibration.ordered_gradients import ordered_gradients
 from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.calibration.token_loss import (
     TextLoss,
@@ -250,7 +251,7 @@ class SquaredGradients:
         beside = {id(side): side.detach().requires_grad_() for side in sides}
         call = replace_tensors(call, lambda tensor: beside.get(id(tensor), tensor))
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), ordered_gradients():
                 # A copy, as some blocks modify their input in place, which is not allowed for a leaf.
                 output = block(leaf.clone(), *call.args, **call.kwargs)
                 output = output[0] if isinstance(output, tuple | list) else output
@@ -285,7 +286,7 @@ class SquaredGradients:
         """
         exponent = min(gradient.exponent for gradient in gradients)
         self.begin(batch=batch, exponent=exponent)
-        with torch.enable_grad(), self.watching():
+        with torch.enable_grad(), self.watching(), ordered_gradients():
             pairs = [
                 (tensor, gradient.at(exponent).to(tensor.dtype))
                 for tensor, gradient in zip(run(), gradients, strict=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -39,8 +40,8 @@ def profile(problem: LayerProblem, gram: RoundingGram, codes: Sequence[Candidate
     importance, weight = output_importance(problem), problem.weight.to(problem.precision)
     sums = torch.stack([problem.output_energies().sum(), squared_norm(weight, importance)])
     # Then the energy that each rank keeps before its factors are rounded; a GPU is waited for once.
-    numbers = torch.cat([sums, problem.rough_basis().singular_values.double().square().cumsum(dim=0)]).tolist()
-    energies, kept = numbers[:2], numbers[2:]
+    numbers = torch.cat([sums, problem.rough_basis().singular_values.double().square()]).tolist()
+    energies, kept = numbers[:2], list(accumulate(numbers[2:]))
     fewest = min(candidate.stored_bytes for candidate in codes)
     found: list[Candidate] = []
     for rank in reversed(ranks):

@@ -156,9 +156,9 @@ def least_errors(sample: SampledOutputs, ratios: Sequence[float], itemsize: int 
     few = slice(None, None, max(1, len(sample.outputs) // _ROUGHLY_SAMPLED))
     weight = (sample.weight * sample.importance.sqrt().to(sample.weight.dtype))[:, few]
     scores = (weight.square() * sample.gram.least_removal[:, None]).flatten().sort().values
-    removed = scores.cumsum(dim=0, dtype=torch.float64)
     d_in, d_out = weight.shape
-    found = [removed[-1 - nnz] for nnz in counts(d_in, d_out, ratios, itemsize)]
+    # A GPU's cumulative sum adds in no fixed order, so that runs would differ.
+    found = [scores[: len(scores) - nnz].sum(dtype=torch.float64) for nnz in counts(d_in, d_out, ratios, itemsize)]
     energy = output_errors(sample.problem.gram(), weight).sum()
     *squares, energy = torch.stack([*found, energy]).tolist()
     return [relative_error(square, energy) for square in squares] + [math.inf] * (len(ratios) - len(squares))
