@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import torch
 from matplotlib import pyplot
 
 from benchmarks.measured_runs import EvaluationClock
 from rocket_core.config import compression_config
 from rocket_core.errors import InfeasibleBudgetError
+from rocket_core.evaluation import load_model, load_tasks, open_model
+from rocket_core.evaluation.harness import score_tasks
 from rocket_core.pipeline import compress
-from rocket_core.report.quality import ModelQuality
 
 FACTORED = ("low_rank", "factored", "shared")
 WITHOUT_CODES = "best, without codes"
@@ -44,6 +46,9 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 _COMPARED = ("fast", "best", WITHOUT_CODES, "best, factored only")
 BASELINES = ("svd-llm", "cospadi", "rocket-uniform", "magnitude", "wanda", "sparsegpt")
+
+# Continuations of a task per call of the model.
+_BATCH = 8
 
 # Upper bounds on the excess over the dense model, at equal parameters, as a fraction of that of `paper`.
 _MOST_EXCESS: Mapping[str, Mapping[float, float]] = {
@@ -69,8 +74,6 @@ def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed
             "dataset": str(given.measure),
             "samples": given.windows,
             "sequence_length": given.length,
-            "tasks": [str(file) for file in given.tasks],
-            "task_items": given.items,
         },
         **VARIANTS[variant],
     )
@@ -81,6 +84,7 @@ def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed
             report = compress(str(given.model), Path(folder), config, observer=clock)
         except InfeasibleBudgetError as error:
             return row | {"infeasible": str(error)}
+        accuracy = accuracies_of(given, Path(folder, "rocket"))
     evaluation = report.evaluation
     assert evaluation is not None
     drift = evaluation.difference.cosine_drift
@@ -97,14 +101,18 @@ def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed
         "achieved": report.totals.achieved_ratio,
         "achieved_bytes": report.totals.achieved_byte_ratio,
         "cpu_seconds": clock.seconds,
-        "accuracy": _accuracy(evaluation.after),
-        "dense_accuracy": _accuracy(evaluation.before),
+        "accuracy": accuracy,
     }
 
 
-def _accuracy(found: ModelQuality) -> dict[str, float]:
-    """Return the part of a task's items that are answered rightly, by the name of its file."""
-    return {Path(score.task).stem: score.value for score in found.tasks if score.metric == "acc"}
+def accuracies_of(given: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Return the part of each task's items that a decoder answers rightly, by the name of its file."""
+    if not given.tasks:
+        return {}
+    opened, tasks = open_model(folder), load_tasks([str(file) for file in given.tasks])
+    model = load_model(opened, torch.device("cpu"))
+    scores = score_tasks(model, opened.tokenizer, tasks, items=given.items, batch_size=_BATCH)
+    return {Path(score.task).stem: score.value for score in scores if score.metric == "acc"}
 
 
 class Results:
@@ -304,11 +312,13 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / "quality.json"
     rows: list[dict[str, Any]] = json.loads(file.read_text()) if file.is_file() else []
+    dense = next((row["dense_accuracy"] for row in rows if row.get("dense_accuracy")), None)
+    dense = dense or accuracies_of(given, given.model)
     known = {(row["variant"], row["ratio"], row["budget"], row["seed"]) for row in rows}
     for combination in product(given.variants, given.ratios, given.budgets, given.seeds):
         variant, _, budget, _ = combination
         if combination not in known and (variant, budget) != (WITHOUT_CODES, "parameters"):
-            rows.append(run(given, *combination))
+            rows.append(run(given, *combination) | {"dense_accuracy": dense})
             print(json.dumps(rows[-1]), flush=True)
             file.write_text(json.dumps(rows, indent=1) + "\n")
     results = Results(rows)
