@@ -5,8 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
+
+_ORDERED = [kernel for name, kernel in SDPBackend.__members__.items() if name not in {"CUDNN_ATTENTION", "ERROR"}]
 
 
 @contextmanager
@@ -18,20 +21,17 @@ def ordered_gradients() -> Iterator[None]:
     (pytorch/pytorch#182551), and is not used.
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
 
     def restore() -> None:
         mode, warns = before
         torch.use_deterministic_algorithms(mode, warn_only=warns)
 
-    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     try:
-        with _OrderedAttention(restore):
+        with sdpa_kernel(_ORDERED), _OrderedAttention(restore):
             yield
     finally:
         # A backward pass that failed has not restored it.
         restore()
-        torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
 
 class _OrderedAttention(TorchFunctionMode):

@@ -90,7 +90,7 @@ def test_no_credentials_are_sent_to_the_store(connect, server, service, job_id, 
 def test_corrupted_bytes_at_the_store_are_refused(client, job_id, folder, bucket):
     digest = hashlib.sha256(WEIGHTS).hexdigest()
     (name,) = [name for name in bucket.names() if bucket.read(name) == WEIGHTS]
-    bucket.write(name, b"X" + WEIGHTS[1:])
+    bucket.write(name, bytes([WEIGHTS[0] ^ 1]) + WEIGHTS[1:])
     with pytest.raises(DigestMismatchError, match=digest):
         client.download(job_id, folder)
     assert "rocket/model.safetensors" not in contents(folder)

@@ -108,7 +108,7 @@ def test_a_refusal_has_its_own_error_and_names_no_bucket(make_store, status, cod
 def test_corrupted_uploads_are_detected_and_removed(store, bucket):
     def tamper(**_options):
         (name,) = bucket.names()
-        bucket.write(name, b"X" + LONG[1:])
+        bucket.write(name, bytes([LONG[0] ^ 1]) + LONG[1:])
 
     store._client.meta.events.register("before-call.s3.HeadObject", tamper)
     with pytest.raises(StorageUnavailableError, match="different bytes"):

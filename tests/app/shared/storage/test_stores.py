@@ -169,7 +169,9 @@ def test_a_fetched_file_is_verified_and_replaces_the_target(store, source, tmp_p
     assert target.read_bytes() == LONG
 
 
-@pytest.mark.parametrize("other", [b"X" + LONG[1:], LONG[:-1], b""], ids=["flipped", "shorter", "empty"])
+@pytest.mark.parametrize(
+    "other", [bytes([LONG[0] ^ 1]) + LONG[1:], LONG[:-1], b""], ids=["flipped", "shorter", "empty"]
+)
 def test_corrupted_files_are_never_fetched(store, view, source, tmp_path, other):
     folder = tmp_path / "fetched"
     folder.mkdir()
