@@ -98,8 +98,10 @@ def _has_kernel(bits: int) -> bool:
         kernel = choose_mp_linear_kernel(layer)
     except ValueError:
         return False
-    # vLLM chooses this one also where the CPU lacks its instructions.
-    return kernel is not CPUWNA16LinearKernel or hasattr(torch.ops._C, "cpu_gemm_wna16")
+    # vLLM chooses this one also where the CPU lacks its instructions, and where it fails: with AMX, version 0.32
+    # divides inputs into blocks of 128, which 192 are not.
+    works = hasattr(torch.ops._C, "cpu_gemm_wna16") and not torch.cpu._is_amx_tile_supported()
+    return kernel is not CPUWNA16LinearKernel or works
 
 
 def _opened(model: str, revision: str | None) -> StoredArtifact:

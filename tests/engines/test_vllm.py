@@ -59,9 +59,15 @@ def environment(tmp_path):
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
-        # vLLM chooses its kernel for 4 bits also where the CPU lacks its instructions, and then fails.
-        "VLLM_DISABLED_KERNELS": "" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "CPUWNA16LinearKernel",
+        # vLLM chooses its kernel for 4 bits also where it fails: on CPUs without its instructions, and on those with
+        # AMX for layers of 192 inputs, as here.
+        "VLLM_DISABLED_KERNELS": "" if _has_kernel_of_4_bits() else "CPUWNA16LinearKernel",
     }
+
+
+def _has_kernel_of_4_bits():
+    has_amx = torch.cpu.get_capabilities().get("amx_tile", False)
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and not has_amx
 
 
 @contextmanager
