@@ -194,15 +194,17 @@ class AllocationRow(Base):
     """The candidate that the knapsack chose for one layer; `rank` and `nnz` are null where it is dense or of codes.
 
     A sparse layer has no rank. `dictionary` names the layer whose dictionary it shares. `bits` and the two columns
-    after it are null unless the layer is quantized, and where it is quantized for llama.cpp, to a `block_type`.
+    after it are null unless the layer is quantized, or has low-rank factors of codes; they are null as well where it is
+    quantized for llama.cpp, to a `block_type`.
     """
 
     __tablename__ = "allocations"
     __table_args__ = (
         CheckConstraint(
             "(kind IN ('dense', 'quantized', 'entropy_coded')) = (rank IS NULL AND nnz IS NULL)"
-            " AND (kind = 'quantized') = (bits IS NOT NULL AND group_size IS NOT NULL AND scale_bits IS NOT NULL"
-            " OR block_type IS NOT NULL)",
+            " AND (kind = 'low_rank' AND block_type IS NULL"
+            " OR (kind = 'quantized') = (bits IS NOT NULL AND group_size IS NOT NULL AND scale_bits IS NOT NULL"
+            " OR block_type IS NOT NULL))",
             name="kind",
         ),
     )

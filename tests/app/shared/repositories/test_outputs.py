@@ -93,7 +93,9 @@ def test_the_allocation_is_published_once_and_whole(database, held, dense, facto
         loss=0.3,
     )
     blocks = codes.model_copy(update={"bits": None, "group_size": None, "scale_bits": None, "block_type": "Q4_K"})
-    chosen = [("a", factored), ("b", dense), ("c", codes), ("d", blocks)]
+    rounded = codes.model_copy(update={"kind": "low_rank", "rank": 3, "nnz": 24})
+    factors = rounded.model_copy(update={"bits": None, "group_size": None, "scale_bits": None})
+    chosen = [("a", factored), ("b", dense), ("c", codes), ("d", blocks), ("e", rounded), ("f", factors)]
     with database.transaction() as session:
         assert outputs.save_allocation(session, held, chosen)
         assert not outputs.save_allocation(session, held, [("a", dense)])
