@@ -35,6 +35,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "paper": {"preset": "paper"},
     "fast": {"preset": "fast"},
     "best": {"preset": "best"},
+    "max": {"preset": "max"},
     WITHOUT_CODES: {"preset": "best", "kinds": (*FACTORED, "sparse")},
     "best, factored only": {"preset": "best", "kinds": FACTORED},
     "svd-llm": {"method": "svd-llm"},
@@ -302,7 +303,9 @@ def main() -> None:
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.3, 0.4, 0.5])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--budgets", choices=["parameters", "bytes"], nargs="+", default=["parameters", "bytes"])
-    parser.add_argument("--variants", choices=list(VARIANTS), nargs="+", default=list(VARIANTS))
+    parser.add_argument(
+        "--variants", choices=list(VARIANTS), nargs="+", default=[name for name in VARIANTS if name != "max"]
+    )
     parser.add_argument("--samples", type=int, default=128, help="calibration windows")
     parser.add_argument("--length", type=int, default=256, help="tokens per window")
     parser.add_argument("--windows", type=int, default=96, help="windows, or sentences, measured")

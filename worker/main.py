@@ -156,7 +156,7 @@ class Worker:
         controller.start()
 
     def _run_waiting_jobs(self) -> None:
-        while self._runner.run():
+        while self._runner.run() or self._runner.help():
             pass
 
     def _repeat(self, what: str, action: Callable[[], None]) -> None:

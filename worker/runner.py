@@ -1,12 +1,15 @@
 """Running jobs one at a time, each in a child process that is watched until it ends."""
 
+import functools
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -23,7 +26,7 @@ from app.shared.models import Job
 from app.shared.outcomes import JobError
 from app.shared.repositories import leases
 from app.shared.repositories.leases import Lease
-from app.shared.requests import QUEUES, Queue
+from app.shared.requests import QUEUES, JobRequest, Queue
 from app.shared.settings import Settings
 from app.shared.storage import WorkFolders
 from worker.device import Kind, device_environment
@@ -37,6 +40,8 @@ from worker.processes.limits import group_name
 _LOOK_SECONDS = 0.1
 # Length of the column with a job's worker, less the process id.
 _NAME_LENGTH = 100
+# More than the jobs that run at once on all workers.
+_REMEMBERED = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -118,6 +123,8 @@ class Runner:
         self._work = WorkFolders(settings.data_dir / "work")
         self.name = f"{socket.gethostname()[:_NAME_LENGTH]}:{os.getpid()}"
         self._slot = threading.Lock()
+        # Fences of attempts that this worker cannot help, or has helped to the end.
+        self._not_helped: deque[str] = deque(maxlen=_REMEMBERED)
         # Not an `Event`: a signal handler that sets one could deadlock on a lock that its own thread holds.
         self._is_stopping = False
         self._grace_seconds = settings.cancel_grace_seconds
@@ -158,6 +165,33 @@ class Runner:
         finally:
             self._slot.release()
 
+    def help(self) -> bool:
+        """Work on blocks of a job that another worker runs, until that ends or a job waits for this one.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            AppError: the database or the data folder cannot be used.
+        """
+        if not self._settings.help_jobs or self._is_stopping or not self._slot.acquire(blocking=False):
+            return False
+        try:
+            with self._database.snapshot() as session:
+                found = leases.find_running(
+                    session, worker=self.name, queues=self._equipment.queues, without=self._not_helped
+                )
+            if found is None:
+                return False
+            job, lease = found
+            self._not_helped.append(lease.fence)
+            # Work on an artifact has no blocks that could be shared.
+            if JobRequest.model_validate(job.request).on_source is None and not self._help(job, lease):
+                self._not_helped.remove(lease.fence)
+            return True
+        finally:
+            self._slot.release()
+
     def stop(self) -> None:
         """Stop the running job at its next step, and claim no other."""
         self._is_stopping = True
@@ -186,7 +220,7 @@ class Runner:
         with log_context(**_request_of(job)):
             _log.info("started", extra={"child": child.pid, "attempt": job.attempt})
             try:
-                result = self._watch(child, lease)
+                result = self._watch(child, functools.partial(self._should_stop, lease))
             finally:
                 # No process of this job may run once the slot is free.
                 exit_code = _kill(child)
@@ -198,7 +232,20 @@ class Runner:
                 fault = _stalled(self._settings.stall_seconds)
             self._record_outcome(lease, fault)
 
-    def _start(self, job: Job, lease: Lease) -> JobProcess:
+    def _help(self, job: Job, lease: Lease) -> bool:
+        """Help with a job; return whether the process has ended by itself."""
+        name = secrets.token_hex(16)
+        with log_context(job_id=job.id):
+            child = self._start(job, lease, f"--helper={name}", f"--worker={self.name}")
+            _log.info("helping", extra={"child": child.pid})
+            try:
+                result = self._watch(child, functools.partial(self._should_leave, lease))
+            finally:
+                _kill(child)
+                MemoryGroup.remove_left(group_name(name))
+        return result is _WatchResult.ENDED
+
+    def _start(self, job: Job, lease: Lease, *more: str) -> JobProcess:
         assert job.work_key is not None
         # Empty, because transformers mistakes a folder in the working directory for a repository of that name.
         empty = self._work.path(job.work_key) / "empty"
@@ -206,7 +253,7 @@ class Runner:
         options = [f"--request={name}" for name in _request_of(job).values()]
         if self._equipment.device is not None:
             options += ["--device", self._equipment.device]
-        options += ["--isolation", choose_mechanism(self._settings.isolation)]
+        options += ["--isolation", choose_mechanism(self._settings.isolation), *more]
         return self._processes.start(
             JobStart(
                 arguments=(lease.job_id, lease.fence, *options),
@@ -215,7 +262,7 @@ class Runner:
             )
         )
 
-    def _watch(self, child: JobProcess, lease: Lease) -> _WatchResult:
+    def _watch(self, child: JobProcess, should_stop_now: Callable[[_Progress], bool]) -> _WatchResult:
         """Wait until the process ends or must be killed, which is up to the caller."""
         progress = _Progress()
         check_at = time.monotonic() + self._settings.poll_seconds
@@ -232,9 +279,9 @@ class Runner:
             should_stop = self._is_stopping
             if not should_stop and now >= check_at:
                 check_at = now + self._settings.poll_seconds
-                should_stop = self._should_stop(lease, progress)
+                should_stop = should_stop_now(progress)
                 if not should_stop and progress.idle_seconds > self._settings.stall_seconds:
-                    _log.warning("killed, as it made no progress", extra={"job_id": lease.job_id})
+                    _log.warning("killed, as it made no progress")
                     return _WatchResult.STALLED
             if should_stop:
                 child.send_signal(signal.SIGTERM)
@@ -254,6 +301,19 @@ class Runner:
             return True
         progress.see(job)
         return False
+
+    def _should_leave(self, lease: Lease, progress: _Progress) -> bool:
+        """Return whether to stop helping, because the attempt has ended or a job waits."""
+        # The progress of the job is a matter of the worker that has it.
+        progress.reset()
+        try:
+            with self._database.snapshot() as session:
+                job = session.get(Job, lease.job_id)
+                has_ended = job is None or job.fence != lease.fence or job.status != Status.RUNNING
+                return has_ended or leases.is_any_available(session, self._equipment.queues)
+        except AppError as error:
+            _log.warning("cannot check the status of %s: %s", lease.job_id, error)
+            return False
 
     def _record_outcome(self, lease: Lease, fault: JobError | None) -> None:
         """Write the outcome of the attempt unless the process did; without a fault the job is released."""

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from app.shared.database import Database
+from app.shared.models import Job
 from app.shared.repositories import events, leases, sweeps
 from tests.worker.waiting import eventually
 from worker.runner import Equipment, Runner
@@ -431,3 +432,62 @@ def test_a_database_outage_is_not_a_stall(
     running.stop()
     thread.join()
     assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)
+
+
+@pytest.fixture
+def helping(configure):
+    return configure(help_jobs=True)
+
+
+def test_an_idle_worker_helps_with_a_job_of_another_once(helping, runner, program, diary, submit, claim, look):
+    job_id = submit()
+    lease = claim(job_id)
+    running = runner(program(diary.note("sys.argv[1:]")), helping)
+
+    assert running.help()
+    assert not running.help()
+
+    [line] = diary.read()
+    told_id, fence, _parent, *options = eval(line)  # noqa: S307
+    assert (told_id, fence) == (job_id, lease.fence)
+    assert options[-2].startswith("--helper=")
+    assert options[-1] == f"--worker={running.name}"
+    assert look(job_id).fence == lease.fence
+
+
+def test_no_worker_helps_unless_it_is_told_to(runner, program, submit, claim):
+    claim(submit())
+    assert not runner(program(FOREVER)).help()
+
+
+def test_a_worker_does_not_help_with_work_on_artifacts(helping, runner, program, diary, submit, claim, database):
+    job_id = submit()
+    claim(job_id)
+    with database.transaction() as session:
+        options = {"heal_tokens": 1000}
+        healing = {"on_source": "healing", "source_job_id": "job_" + 26 * "0", "options": options}
+        request = session.get_one(Job, job_id).request | healing
+        session.get_one(Job, job_id).request = request
+    running = runner(program(diary.note("'started'")), helping)
+    assert running.help()
+    assert not running.help()
+    assert diary.read() == []
+
+
+@pytest.mark.parametrize("event", ["another job", "its end", "a cancellation"])
+def test_a_helper_leaves_when(event, helping, runner, program, diary, submit, claim, cancel, database, in_background):
+    job_id = submit()
+    lease = claim(job_id)
+    impatient = helping.model_copy(update={"cancel_grace_seconds": 0.2})
+    running = runner(program(f"{STUBBORN}\n{diary.note('os.getpid()')}\n{FOREVER}"), impatient)
+    thread = in_background(running.help)
+    [pid] = eventually(diary.read)
+    if event == "another job":
+        submit()
+    elif event == "a cancellation":
+        cancel(job_id)
+    else:
+        with database.transaction() as session:
+            leases.release_job(session, lease)
+    thread.join()
+    assert not is_alive(int(pid))

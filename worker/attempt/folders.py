@@ -7,6 +7,7 @@ work/<key>/        only the attempt writes here
 ├── upload/NAME/   model uploaded by the tenant
 ├── hub/           model downloaded with the job's own token; `worker.confined.fetch` writes here
 ├── home/, tmp/    home and temporary files of one process, empty at its start
+├── help-NAME/     those of a worker that helps with the job
 └── out/           checkpoints and artifacts; `worker.confined.compute` writes here
 """
 
@@ -25,9 +26,11 @@ class JobFolders:
 
     Attributes:
         root: the folder that contains them.
+        helper: name of the worker that helps with the job; empty for the attempt at it.
     """
 
     root: Path
+    helper: str = ""
 
     @property
     def output(self) -> Path:
@@ -52,12 +55,17 @@ class JobFolders:
     @property
     def home(self) -> Path:
         """Home of one process."""
-        return self.root / "home"
+        return self.own / "home"
 
     @property
     def temporary(self) -> Path:
         """Temporary files of one process."""
-        return self.root / "tmp"
+        return self.own / "tmp"
+
+    @property
+    def own(self) -> Path:
+        """Folder for what no other worker uses."""
+        return self.root / f"help-{self.helper}" if self.helper else self.root
 
     def prepare(self) -> None:
         """Create the folders that the next process needs; empty its home and its folder for temporary files.
@@ -67,6 +75,7 @@ class JobFolders:
             StorageError: the folders cannot be created.
         """
         with storage_errors(self.root):
+            self.own.mkdir(exist_ok=True)
             for folder in (self.home, self.temporary):
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
@@ -82,7 +91,7 @@ class JobFolders:
         Raises:
             StorageError: they cannot be shared, for instance because another user owns them.
         """
-        modes = {self.root.parent: 0o710, self.root: 0o750} | dict.fromkeys(writable, 0o2770)
+        modes = {self.root.parent: 0o710, self.root: 0o750, self.own: 0o750} | dict.fromkeys(writable, 0o2770)
         for folder, mode in modes.items():
             with storage_errors(folder):
                 os.chown(folder, -1, user)

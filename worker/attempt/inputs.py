@@ -25,9 +25,10 @@ from rocket_core.inspection.checks.media_lines import names_media
 from rocket_core.inspection.files.dataset_names import is_hub_dataset
 from worker.attempt.folders import JobFolders
 from worker.attempt.uploaded_models import fetch_model
-from worker.confined.messages import Downloaded, FetchRequest, LogLevel
+from worker.confined.messages import ComputeRequest, Downloaded, FetchRequest, LogLevel, Task
 
 _UPLOADED = "upload"
+_PROFILES = "profiles"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +76,36 @@ class Inputs:
             quota_bytes=self.hub.quota_bytes,
             token=self.hub.token or get_token(),
             measure_energy=measure_energy,
+        )
+
+    def compute_request(
+        self, task: Task, settings: Settings, output: Path, downloaded: Downloaded | None
+    ) -> ComputeRequest:
+        """Return the request that starts a computation, without a token or what only some tasks need.
+
+        Args:
+            task: what to compute.
+            settings: settings of the service.
+            output: folder to write to.
+            downloaded: the model from the Hub; None if it is not there.
+        """
+        # Shared by all tenants: using a profile takes the same model and the same text.
+        profiles = settings.data_dir / _PROFILES
+        profiles.mkdir(mode=0o700, exist_ok=True)
+        return ComputeRequest(
+            log_level=settings.log_level,
+            task=task,
+            model=self.model,
+            folder=None if downloaded is None else downloaded.folder,
+            commit=None if downloaded is None else downloaded.commit,
+            revision=self.revision,
+            output=output,
+            config=self.config,
+            profiles=profiles,
+            profiles_bytes=settings.profile_cache_bytes,
+            measure_energy=settings.measure_energy,
+            token=None,
+            download=None if downloaded is None else downloaded.cost,
         )
 
     def hold_download(self, downloaded: Downloaded) -> None:

@@ -41,11 +41,12 @@ from worker.attempt.artifacts import REPORT_NAME, StoredResult, read_report
 from worker.attempt.delegation import Delegation, fetching
 from worker.attempt.earlier_artifact import fetch_earlier_artifact
 from worker.attempt.folders import JobFolders
+from worker.attempt.helper import Helper
 from worker.attempt.inputs import Inputs, collect_inputs
 from worker.attempt.lease import LeaseKeeper
 from worker.attempt.publisher import ArtifactPublisher
 from worker.attempt.writer import ProgressWriter
-from worker.confined.messages import ComputeRequest, Downloaded, LogLevel, UploadRequest
+from worker.confined.messages import LogLevel, UploadRequest
 from worker.failures import ReportedError, failure_of
 from worker.processes.bubblewrap import start_in_bubblewrap
 from worker.processes.children import Launcher, start_program
@@ -53,7 +54,6 @@ from worker.processes.isolation import Isolation
 from worker.processes.limits import ProcessLimits, group_name
 from worker.processes.linux import EXIT_FENCED_OUT, adopt_orphans, die_with, hide_memory, set_on_sigterm
 
-_PROFILES = "profiles"
 _EXIT_UNSAID = 75
 # Errors about the files of an earlier run, unfinished or complete.
 _STALE = WorkFolderError.code
@@ -178,7 +178,13 @@ class Attempt:
             fetch = inputs.fetch_request(self._settings.log_level, measure_energy=self._settings.measure_energy)
             downloaded = delegation.download(fetch)
             inputs.hold_download(downloaded)
-        asked = self._request(request, inputs, folders, downloaded).model_copy(update={"artifact": artifact})
+        asked = inputs.compute_request(request.kind, self._settings, folders.output, downloaded).model_copy(
+            update={
+                "artifact": artifact,
+                "export_to": request.export_to,
+                "token": inputs.hub.token if inputs.needs_network else None,
+            }
+        )
         readable = inputs.readable if artifact is None else (*inputs.readable, artifact)
         compute = functools.partial(delegation.compute, asked, readable=readable, network=inputs.needs_network)
         try:
@@ -206,33 +212,6 @@ class Attempt:
 
         return fetch_earlier_artifact(
             self._database, self._store, job, request.source_export, folders.earlier, before_each=before_each
-        )
-
-    def _request(
-        self,
-        request: JobRequest,
-        inputs: Inputs,
-        folders: JobFolders,
-        downloaded: Downloaded | None,
-    ) -> ComputeRequest:
-        # Shared by all tenants: using a profile takes the same model and the same text.
-        profiles = self._settings.data_dir / _PROFILES
-        profiles.mkdir(mode=0o700, exist_ok=True)
-        return ComputeRequest(
-            log_level=self._settings.log_level,
-            task=request.kind,
-            model=inputs.model,
-            folder=None if downloaded is None else downloaded.folder,
-            commit=None if downloaded is None else downloaded.commit,
-            revision=inputs.revision,
-            output=folders.output,
-            config=inputs.config,
-            export_to=request.export_to,
-            profiles=profiles,
-            profiles_bytes=self._settings.profile_cache_bytes,
-            measure_energy=self._settings.measure_energy,
-            token=inputs.hub.token if inputs.needs_network else None,
-            download=None if downloaded is None else downloaded.cost,
         )
 
     def _limits(self, writable: Sequence[Path], user: int | None) -> ProcessLimits:
@@ -327,6 +306,8 @@ def main(arguments: Sequence[str] | None = None, *, launch: Launcher = start_pro
     parser.add_argument("--request", help="id of the request that made the job, for the log")
     parser.add_argument("--device", default="auto", help="what computes: auto, cpu, cuda")
     parser.add_argument("--isolation", default="landlock", help="what confines the processes that read the model")
+    parser.add_argument("--helper", help="unique name, to help the worker that has the job")
+    parser.add_argument("--worker", default="", help="name of the worker that helps")
     parsed = parser.parse_args(arguments)
     die_with(parsed.parent)
     hide_memory()
@@ -344,7 +325,12 @@ def main(arguments: Sequence[str] | None = None, *, launch: Launcher = start_pro
         isolation = Isolation(mechanism=parsed.isolation, is_required=settings.requires_isolation)
         if isolation.mechanism == "bubblewrap":
             launch = start_in_bubblewrap
-        Attempt(settings, database, lease, stop, parsed.device, isolation=isolation, launch=launch).run(parsed.parent)
+        shared = (settings, database, lease, stop, parsed.device)
+        if parsed.helper is not None:
+            names = {"name": parsed.helper, "worker": parsed.worker}
+            Helper(*shared, **names, isolation=isolation, launch=launch).run()
+            return 0
+        Attempt(*shared, isolation=isolation, launch=launch).run(parsed.parent)
     except FencedOutError as error:
         _log.warning("%s", error)
         return EXIT_FENCED_OUT

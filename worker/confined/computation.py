@@ -127,6 +127,7 @@ class Computation:
             "healing": self._heal,
             "evaluation": self._evaluate,
             "export": self._export,
+            "help": self._help,
         }
         works[self._request.task]()
 
@@ -185,6 +186,19 @@ class Computation:
         assert request.artifact is not None
         assert request.export_to is not None
         export_result(request.artifact, request.output, request.export_to, observer=self._observer())
+
+    def _help(self) -> None:
+        from rocket_core.checkpoint import find_model
+        from rocket_core.pipeline.devices.helping import help_run
+
+        model = self._model()
+        request = self._request
+        help_run(
+            find_model(model) if isinstance(model, str) else model,
+            request.output,
+            device=request.config.device,
+            observer=self._observer(),
+        )
 
     def _from_hub(self) -> dict[str, Any]:
         """Return the arguments of all work that may read the Hub."""

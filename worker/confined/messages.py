@@ -36,6 +36,7 @@ MAX_TEXT = 10_000
 """Length of the longest error message."""
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+Task = JobKind | Literal["help"]
 _Name = Annotated[str, Field(max_length=4096)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -81,8 +82,9 @@ class UploadRequest(WorkRequest):
 class ComputeRequest(WorkRequest):
     """Request for a computation; its token is for text or tasks that come from the Hub."""
 
-    task: JobKind
-    """a compression, only a profile, or the healing, evaluation or export of an artifact."""
+    task: Task
+    """a compression, only a profile, or the healing, evaluation or export of an artifact; or blocks of a compression or
+    profile that another worker runs."""
     model: str
     """the requested model: a repository id, or the path of a folder."""
     folder: Path | None

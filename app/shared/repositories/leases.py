@@ -78,16 +78,64 @@ def claim_job(
     return Lease(job_id=job_id, fence=fence, claim_event=event)
 
 
+def _available(at: datetime, queues: Collection[Queue]) -> tuple[Any, ...]:
+    return (
+        Job.status == Status.QUEUED,
+        Job.available_at <= at,
+        Job.attempt < Job.max_attempts,
+        Job.queue.in_(queues),
+    )
+
+
+def is_any_available(session: Session, queues: Collection[Queue]) -> bool:
+    """Return whether a job waits that a worker of these queues could claim."""
+    return session.scalar(select(Job.id).where(*_available(now(session), queues)).limit(1)) is not None
+
+
+def find_running(
+    session: Session, *, worker: str, queues: Collection[Queue], without: Collection[str] = ()
+) -> tuple[Job, Lease] | None:
+    """Return the oldest job that another worker runs, if any, with the lease of that worker.
+
+    Args:
+        session: a transaction.
+        worker: name of the worker that asks.
+        queues: queues of that worker.
+        without: fences of attempts to leave out.
+    """
+    statement = (
+        select(Job)
+        .where(
+            Job.status == Status.RUNNING,
+            Job.claimed_by != worker,
+            Job.lease_until > now(session),
+            Job.queue.in_(queues),
+            Job.fence.not_in(without),
+        )
+        .order_by(Job.id)
+        .limit(1)
+    )
+    job = session.scalars(statement).one_or_none()
+    if job is None or job.fence is None:
+        return None
+    return job, Lease(job_id=job.id, fence=job.fence)
+
+
+def note(session: Session, lease: Lease, event: NewEvent) -> None:
+    """Append an event to a leased job.
+
+    Raises:
+        FencedOutError: the job was taken away.
+    """
+    job = lock_leased_job(session, lease)
+    append_event(session, job.id, event, now(session))
+
+
 def claim_next(
     session: Session, *, worker: str, lease_seconds: float, queues: Collection[Queue] = QUEUES
 ) -> Lease | None:
     """Claim the oldest available job, if any: all that a worker needs when no message arrives."""
-    statement = (
-        select(Job.id)
-        .where(Job.status == Status.QUEUED, Job.available_at <= now(session), Job.queue.in_(queues))
-        .order_by(Job.id)
-        .limit(_LOOK_AHEAD)
-    )
+    statement = select(Job.id).where(*_available(now(session), queues)).order_by(Job.id).limit(_LOOK_AHEAD)
     for job_id in session.scalars(statement).all():
         lease = claim_job(session, job_id, worker=worker, lease_seconds=lease_seconds, queues=queues)
         if lease is not None:

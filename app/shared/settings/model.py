@@ -156,6 +156,8 @@ class Settings(BaseSettings):
     """silence after which a worker is considered dead; it renews its leases four times as often"""
     poll_seconds: Annotated[float, Field(ge=0.05, le=60)] = 1.0
     """interval at which workers look for jobs and the reconciler sweeps"""
+    help_jobs: bool = False
+    """let a worker without a job work on blocks of jobs that run on others; all must share the data folder"""
     notify_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
     """time after which the workers are notified of a queued job again"""
     retry_backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = 10.0

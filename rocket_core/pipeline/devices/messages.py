@@ -57,6 +57,19 @@ class Finished(FrozenModel):
 
 
 Request: TypeAlias = ProfileBlocks | CompressBlocks
+
+
+class Offer(FrozenModel):
+    """What a run offers, in its work folder, to processes that it has not started; see `offers`."""
+
+    config: CompressionConfig
+    """settings of the run, with its own device."""
+    threads: Annotated[int, Field(ge=1)]
+    """threads on the processor, as in `Begin`."""
+    request: Annotated[Request, Field(discriminator="kind")] | None
+    """the work on blocks in progress; None between two such stages."""
+
+
 REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 """Any of the requests after the first."""
 ANSWER: TypeAdapter[Ready | Finished | Failed] = TypeAdapter(Ready | Finished | Failed)

@@ -52,22 +52,41 @@ def _serve(source: Connection, target: Connection) -> None:
     work = WorkFolder(begin.work)
     with offline():
         run = prepare_run(ModelSource(name=begin.name, folder=begin.folder, commit=begin.commit), begin.config)
-        if run.device.index is not None:
-            # Kernels in Triton run on the current device.
-            torch.accelerator.set_device_index(run.device.index)
+        select_device(run)
         inputs = work.inputs()
         assert inputs is not None, "the run has claimed the folder"
         answer(target, Ready())
         while True:
             request = REQUEST.validate_json(source.recv_bytes())
-            with fast_products():
-                cost = _work(run, inputs, work, request)
-            answer(target, Finished(cost=cost))
+            answer(target, Finished(cost=work_on_blocks(run, inputs, work, request, Observer())))
 
 
-def _work(run: Run, inputs: CalibrationInputs, work: WorkFolder, request: Request) -> StageReport:
-    # Progress is what the run finds in the work folder.
-    monitor = Monitor(Observer(), Costs(run.device, {}), stages=STAGES)
+def select_device(run: Run) -> None:
+    """Make the device of a run the current one, on which kernels in Triton run."""
+    if run.device.index is not None:
+        torch.accelerator.set_device_index(run.device.index)
+
+
+def work_on_blocks(
+    run: Run, inputs: CalibrationInputs, work: WorkFolder, request: Request, observer: Observer
+) -> StageReport:
+    """Do what a run requests, until no free block is left, and return what it took.
+
+    Args:
+        run: the run, as this process has prepared it.
+        inputs: calibration samples.
+        work: work folder of the run.
+        request: the request.
+        observer: notified of progress, and of profiles in an order of this process alone.
+    """
+    monitor = Monitor(observer, Costs(run.device, {}), stages=STAGES)
+    with fast_products():
+        _work(run, inputs, work, request, monitor)
+    [cost] = monitor.costs.stages
+    return cost
+
+
+def _work(run: Run, inputs: CalibrationInputs, work: WorkFolder, request: Request, monitor: Monitor) -> None:
     match request:
         case ProfileBlocks():
             with monitor.stage("calibrating"):
@@ -77,5 +96,3 @@ def _work(run: Run, inputs: CalibrationInputs, work: WorkFolder, request: Reques
                 compress_blocks(run, inputs, work, request, monitor)
         case _:
             assert_never(request)
-    [cost] = monitor.costs.stages
-    return cost

@@ -1,4 +1,4 @@
-"""Processes that share the work on blocks with a run, seen from that run.
+"""Processes that share the work on blocks with a run, seen from that run: its own, and those of helpers elsewhere.
 
 Each walks through the model on its own device and takes the next free block (`WorkFolder.lock_block`). All write to the
 same work folder, from which any run can be resumed: what a process that failed has not finished is done by the run
@@ -13,7 +13,8 @@ from types import TracebackType
 import torch
 
 from rocket_core.pipeline.context import Run
-from rocket_core.pipeline.devices.messages import ANSWER, Begin, Finished, Ready, Request
+from rocket_core.pipeline.devices.messages import ANSWER, Begin, Finished, Offer, Ready, Request
+from rocket_core.pipeline.devices.offers import Offers
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.child_process import ChildError, ChildProcess, Failed
@@ -45,6 +46,8 @@ PROGRAM = "rocket_core.pipeline.devices.process"
 class DeviceProcesses:
     """The processes of a run's further devices, as a context; none of them is left after it.
 
+    Meanwhile other processes may help as well; see `offers`.
+
     Args:
         run: the run.
         work: its work folder, which this process has claimed.
@@ -53,6 +56,7 @@ class DeviceProcesses:
     def __init__(self, run: Run, work: WorkFolder) -> None:
         self._run = run
         self._work = work
+        self._offers = Offers(work)
         self._members: list[_Member] = []
 
     def __enter__(self) -> "DeviceProcesses":
@@ -63,11 +67,13 @@ class DeviceProcesses:
             # Should it fail, the first request tells.
             with suppress(ChildError):
                 member.process.send(self._begin(device).model_dump_json().encode())
+        self._offers.publish(self._offer(None))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._offers.withdraw()
         for member in self._members:
             member.process.close()
 
@@ -82,6 +88,7 @@ class DeviceProcesses:
             monitor: charged with their devices; asked whether to continue while they finish.
             is_complete: whether all blocks are finished, so that a process that is still starting is not waited for.
         """
+        self._offers.publish(self._offer(request))
         message = request.model_dump_json().encode()
         for member in tuple(self._members):
             with self._leaving_out(member, monitor):
@@ -91,6 +98,10 @@ class DeviceProcesses:
         for member in tuple(self._members):
             with self._leaving_out(member, monitor):
                 _collect_answers(member, monitor, is_complete)
+        self._offers.publish(self._offer(None))
+        self._offers.wait(monitor.pulse)
+        for cost in self._offers.take_costs():
+            monitor.costs.add_process(cost)
 
     @contextmanager
     def _leaving_out(self, member: _Member, monitor: Monitor) -> Iterator[None]:
@@ -102,6 +113,9 @@ class DeviceProcesses:
             monitor.observer.on_warning(
                 f"{member.device} takes no part any more, and {self._run.device} does what it has not finished: {error}"
             )
+
+    def _offer(self, request: Request | None) -> Offer:
+        return Offer(config=self._run.config, threads=torch.get_num_threads(), request=request)
 
     def _begin(self, device: torch.device) -> Begin:
         source = self._run.source

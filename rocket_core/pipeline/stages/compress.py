@@ -73,11 +73,17 @@ def compress_layers(
         compress_blocks(run, inputs, work, compression, monitor)
     if not is_complete():
         # What a failed process left.
-        compress_blocks(run, inputs, work, compression, monitor)
+        compress_blocks(run, inputs, work, compression, monitor, shares=False)
 
 
 def compress_blocks(
-    run: Run, inputs: CalibrationInputs, work: WorkFolder, compression: CompressBlocks, monitor: Monitor
+    run: Run,
+    inputs: CalibrationInputs,
+    work: WorkFolder,
+    compression: CompressBlocks,
+    monitor: Monitor,
+    *,
+    shares: bool = True,
 ) -> None:
     """Compress the blocks that no process has compressed, or is compressing, one after another.
 
@@ -87,6 +93,7 @@ def compress_blocks(
         work: work folder with the statistics, to which factors are written.
         compression: the units to compress.
         monitor: notified of every layer.
+        shares: whether to leave blocks to processes that are compressing them.
     """
     walk = BlockWalk(run, inputs, monitor.pulse, work.sensitivity)
     parts = layer_parts([_shape(run, unit) for unit in compression.units], compressing=True)
@@ -95,7 +102,8 @@ def compress_blocks(
     for index, names in enumerate(run.layers):
         here = [unit for unit in compression.units if unit.names[0] in names]
         with work.lock_block("compress", index) as is_ours:
-            pending = [unit for unit in here if is_ours and not is_finished(work, unit)]
+            is_free = is_ours or not shares
+            pending = [unit for unit in here if is_free and not is_finished(work, unit)]
             statistics: dict[str, GramStatistics] = {}
             if not all(_has_statistics(run, work, unit) for unit in pending):
                 input_grams = run.method.needs_input_gram or run.config.rounds_values

@@ -69,7 +69,7 @@ def profile_layers(
         walk = profile_blocks(run, inputs, work, found)
     if not found.are_complete:
         # What a failed process left.
-        walk = profile_blocks(run, inputs, work, found)
+        walk = profile_blocks(run, inputs, work, found, shares=False)
     found.add_finished()
     tables = _profile_tables(run, walk, inputs, work, found)
     layers = len(found.profiles) - tables
@@ -141,7 +141,9 @@ class ProfilesInOrder:
             self._block, self._within = self._block + 1, 0
 
 
-def profile_blocks(run: Run, inputs: CalibrationInputs, work: WorkFolder, found: ProfilesInOrder) -> BlockWalk:
+def profile_blocks(
+    run: Run, inputs: CalibrationInputs, work: WorkFolder, found: ProfilesInOrder, *, shares: bool = True
+) -> BlockWalk:
     """Profile the blocks that no process has profiled, or is profiling, one after another.
 
     Args:
@@ -149,6 +151,7 @@ def profile_blocks(run: Run, inputs: CalibrationInputs, work: WorkFolder, found:
         inputs: calibration samples.
         work: work folder for finished layers.
         found: notified of every profile.
+        shares: whether to leave blocks to processes that are profiling them.
 
     Returns:
         The hidden states, at the last block that this process has profiled.
@@ -165,7 +168,7 @@ def profile_blocks(run: Run, inputs: CalibrationInputs, work: WorkFolder, found:
             monitor.skip_to(parts[done])
             continue
         with work.lock_block("profile", index) as is_ours:
-            if is_ours and work.block(index) is None:
+            if (is_ours or not shares) and work.block(index) is None:
                 on_layer = functools.partial(_report_layer, monitor, parts[done:])
                 record = _profile_block(run, walk, work, index, on_layer, functools.partial(found.add_of, index))
                 work.save_block(index, record)

@@ -1,6 +1,10 @@
-"""Files of a work folder: each is written atomically, and if damaged, the error says what to remove."""
+"""Files of a work folder: each is written atomically, and if damaged, the error says what to remove.
+
+Two processes may write one at once, with the same content.
+"""
 
 import functools
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +23,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def write_text(file: Path, text: str) -> None:
     """Write a text file atomically."""
-    with atomic_write(file) as stream:
+    with atomic_write(file, temporary=_temporary(file)) as stream:
         stream.write(text.encode())
 
 
@@ -53,7 +57,7 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         plan_tensor(key, tensor.dtype, tensor.shape, functools.partial(tensors.__getitem__, key))
         for key, tensor in tensors.items()
     ]
-    with atomic_write(file) as stream:
+    with atomic_write(file, temporary=_temporary(file)) as stream:
         write_safetensors(stream, plans)
 
 
@@ -74,6 +78,10 @@ def tensor_entries(file: Path) -> dict[str, TensorEntry]:
     """
     with _naming_the_file(file):
         return {entry.key: entry for entry in read_header(file)}
+
+
+def _temporary(file: Path) -> Path:
+    return file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
 
 
 @contextmanager

@@ -39,6 +39,7 @@ def test_every_setting_is_read_from_its_variable(monkeypatch, tmp_path):
         "ROCKET_MAX_ATTEMPTS": "7",
         "ROCKET_LEASE_SECONDS": "7",
         "ROCKET_POLL_SECONDS": "7",
+        "ROCKET_HELP_JOBS": "true",
         "ROCKET_NOTIFY_SECONDS": "7",
         "ROCKET_RETRY_BACKOFF_SECONDS": "7",
         "ROCKET_CANCEL_GRACE_SECONDS": "7",

@@ -10,6 +10,7 @@ from app.shared.errors import FencedOutError
 from app.shared.lifecycle import Status
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories import jobs, leases, outputs, sweeps
+from app.shared.repositories.events import list_events
 from app.shared.repositories.leases import Lease
 from app.shared.requests import JobRequest
 from tests.job_events import add_event
@@ -245,3 +246,51 @@ def test_a_claim_and_each_report_count_as_progress(database, submit, claim, cloc
         leases.heartbeat(session, lease, lease_seconds=60)
     assert [(at - seen[0]).total_seconds() for at in seen] == [0, 5, 10]
     assert look(database, lease.job_id).progressed_at == seen[-1]
+
+
+def test_a_worker_finds_the_oldest_job_of_another(database, submit, claim, clock):
+    first, second, third = (submit() for _ in range(3))
+    other_queue = submit(JobRequest(model_id="local/tiny", ratio=0.3, queue="gpu"))
+
+    def found(worker="idle", without=()):
+        with database.snapshot() as session:
+            running = leases.find_running(session, worker=worker, queues=("cpu",), without=without)
+        return None if running is None else (running[0].id, running[1])
+
+    assert found() is None
+    mine, theirs = claim(first, "a"), claim(second, "b")
+    claim(other_queue, "b")
+
+    assert found() == (first, Lease(job_id=first, fence=mine.fence))
+    assert found("a") == (second, Lease(job_id=second, fence=theirs.fence))
+    assert found(without=[mine.fence, theirs.fence]) is None
+    with database.transaction() as session:
+        jobs.cancel_job(session, first)
+    assert found() == (second, Lease(job_id=second, fence=theirs.fence))
+    clock.advance(61)
+    assert found() is None
+    assert look(database, third).status == "queued"
+
+
+def test_a_job_is_available_to_workers_of_its_queue(database, submit, claim):
+    def is_any_available(queue):
+        with database.snapshot() as session:
+            return leases.is_any_available(session, [queue])
+
+    job_id = submit()
+    assert is_any_available("cpu")
+    assert not is_any_available("gpu")
+    claim(job_id)
+    assert not is_any_available("cpu")
+
+
+def test_a_note_is_an_event_of_a_leased_job(database, submit, claim):
+    job_id = submit()
+    lease = claim(job_id)
+    event = NewEvent(type="message", message="hello")
+    with database.transaction() as session:
+        leases.note(session, lease, event)
+    with database.snapshot() as session:
+        assert list_events(session, job_id)[-1].message == "hello"
+    with database.transaction() as session, pytest.raises(FencedOutError):
+        leases.note(session, Lease(job_id=job_id, fence="f" * 32), event)
