@@ -178,13 +178,9 @@ class Attempt:
             fetch = inputs.fetch_request(self._settings.log_level, measure_energy=self._settings.measure_energy)
             downloaded = delegation.download(fetch)
             inputs.hold_download(downloaded)
-        asked = inputs.compute_request(request.kind, self._settings, folders.output, downloaded).model_copy(
-            update={
-                "artifact": artifact,
-                "export_to": request.export_to,
-                "token": inputs.hub.token if inputs.needs_network else None,
-            }
-        )
+        token = inputs.hub.token if inputs.needs_network else None
+        more = {"artifact": artifact, "export_to": request.export_to, "token": token}
+        asked = inputs.compute_request(request.kind, self._settings, folders.output, downloaded).model_copy(update=more)
         readable = inputs.readable if artifact is None else (*inputs.readable, artifact)
         compute = functools.partial(delegation.compute, asked, readable=readable, network=inputs.needs_network)
         try:

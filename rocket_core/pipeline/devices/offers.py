@@ -53,19 +53,21 @@ class Offers:
             return find_model(self._file, Offer)
         return None
 
-    def wait(self, pulse: Callable[[], None]) -> None:
+    def wait(self, pulse: Callable[[], None], *, most: float) -> None:
         """Wait until no process works on blocks any more, except those that have been silent for too long.
 
         Args:
             pulse: called meanwhile; what it raises ends the wait.
+            most: seconds after which not even a process that is not silent is waited for; at least those of patience.
         """
+        until = time.monotonic() + max(most, PATIENCE_SECONDS)
         # By this machine's clock, as those of others may differ.
         seen: dict[Path, tuple[float, float]] = {}
         while True:
             now = time.monotonic()
             changed = {file: at for file in self._helpers.glob(f"*{_WORKING}") if (at := _changed_at(file)) is not None}
             seen = {file: seen[file] if seen.get(file, (None,))[0] == at else (at, now) for file, at in changed.items()}
-            if all(now - since > PATIENCE_SECONDS for _, since in seen.values()):
+            if now > until or all(now - since > PATIENCE_SECONDS for _, since in seen.values()):
                 for file in seen:
                     # A process that is alive nevertheless creates it again.
                     file.unlink(missing_ok=True)

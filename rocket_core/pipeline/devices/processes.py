@@ -5,6 +5,7 @@ same work folder, from which any run can be resumed: what a process that failed 
 itself. A block has the same result in each of them, so that the result does not depend on who did what.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class DeviceProcesses:
             monitor: charged with their devices; asked whether to continue while they finish.
             is_complete: whether all blocks are finished, so that a process that is still starting is not waited for.
         """
+        began = time.monotonic()
         self._offers.publish(self._offer(request))
         message = request.model_dump_json().encode()
         for member in tuple(self._members):
@@ -99,7 +101,8 @@ class DeviceProcesses:
             with self._leaving_out(member, monitor):
                 _collect_answers(member, monitor, is_complete)
         self._offers.publish(self._offer(None))
-        self._offers.wait(monitor.pulse)
+        # Its last block should not take a helper longer than all of them together have taken.
+        self._offers.wait(monitor.pulse, most=time.monotonic() - began)
         for cost in self._offers.take_costs():
             monitor.costs.add_process(cost)
 

@@ -89,7 +89,7 @@ def test_a_helped_run_writes_the_bytes_of_one_alone(
     assert not devices["exporting"].startswith("2 x ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, 0], ids=["killed", "silent", "hanging"])
 def test_what_a_lost_helper_left_is_done(
     number, tmp_path, model_folder, settings, finished, fingerprint, helper, until_helped, monkeypatch
 ):
