@@ -39,7 +39,7 @@ def start_service(tmp_path, database_kind, small_model, request):
     """Start services on one data folder; all are stopped at the end of the test."""
     started, made = [], []
 
-    def build(data_dir, workers, settings):
+    def build(data_dir, settings):
         if database_kind == "sqlite":
             return Service(data_dir, **settings)
         server = request.getfixturevalue("postgres")
@@ -48,13 +48,13 @@ def start_service(tmp_path, database_kind, small_model, request):
             "ROCKET_DATABASE_URL": server.url(made[-1][1]),
             "ROCKET_BROKER_URL": request.getfixturevalue("redis_server").url,
         }
-        return Deployment(data_dir, workers=workers, **(urls | settings))
+        return Deployment(data_dir, **(urls | settings))
 
-    def start(name="data", *, workers=1, **settings):
+    def start(name="data", **settings):
         data_dir = tmp_path / name
         if not (data_dir / "models" / "tiny-llama").exists():
             shutil.copytree(small_model, data_dir / "models" / "tiny-llama")
-        service = build(data_dir, workers, settings)
+        service = build(data_dir, settings)
         started.append(service)
         return service
 

@@ -1,22 +1,42 @@
-"""A job whose blocks several workers share, some of which are killed; on Postgres, Redis and a common data folder."""
+"""Jobs whose blocks several workers share, some of which are killed; on Postgres, Redis and a common data folder."""
 
 import os
+import shutil
 import signal
 
 import pytest
 
+from tests.e2e.deployment import Deployment
 from tests.e2e.kill_matrix import uninterrupted
 from tests.e2e.watching import REQUEST, assert_whole, events_of
+from tests.sampling import sweep
 
 LONG = REQUEST | {"calibration": {"samples": 192, "sequence_length": 256}}
 HELPS = " helps with blocks of the model"
-
-pytestmark = pytest.mark.databases("postgres")
 
 
 @pytest.fixture(scope="module")
 def of_long(tmp_path_factory, small_model):
     return uninterrupted(small_model, tmp_path_factory.mktemp("expected") / "out", LONG)
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory, small_model, postgres, redis_server):
+    data_dir = tmp_path_factory.mktemp("helping") / "data"
+    shutil.copytree(small_model, data_dir / "models" / "tiny-llama")
+    name = postgres.create()
+    urls = {"ROCKET_DATABASE_URL": postgres.url(name), "ROCKET_BROKER_URL": redis_server.url}
+    deployment = Deployment(data_dir, workers=3, ROCKET_HELP_JOBS="true", **urls)
+    yield deployment
+    deployment.close()
+    postgres.drop(name)
+
+
+@pytest.fixture
+def service(deployment):
+    """Return the service with three workers, whatever happened to them before."""
+    deployment.revive()
+    return deployment
 
 
 def helpers_of(service, job_id):
@@ -25,38 +45,40 @@ def helpers_of(service, job_id):
     return [int(message.removesuffix(HELPS).rpartition(":")[2]) for message in messages if message.endswith(HELPS)]
 
 
-@pytest.mark.parametrize("fate", ["nobody", "a helper", "the worker"])
-def test_workers_share_the_blocks_of_a_job(fate, start_service, of_long):
-    service = start_service(workers=3, ROCKET_HELP_JOBS="true")
+def helped(service, number):
+    """Submit a job, wait for helpers, and return it with their process ids."""
     job_id = service.submit(**LONG)
-    service.wait(job_id, until=lambda _: len(helpers_of(service, job_id)) == 2, look_seconds=0.2)
-    helpers = helpers_of(service, job_id)
-    if fate == "a helper":
-        os.kill(helpers[0], signal.SIGKILL)
-    elif fate == "the worker":
-        [busy] = {service.pid(f"worker{number}") for number in range(3)} - set(helpers)
-        os.kill(busy, signal.SIGKILL)
+    service.wait(job_id, until=lambda _: len(helpers_of(service, job_id)) >= number, look_seconds=0.2)
+    return job_id, helpers_of(service, job_id)
 
-    job = service.finished(job_id)
 
-    assert (job["status"], job["attempt"]) == ("succeeded", 2 if fate == "the worker" else 1)
-    if fate == "nobody":
-        assert_whole(service, job_id, of_long)
-    else:
-        assert service.hashes(job_id) == of_long
+def test_workers_share_the_blocks_of_a_job(service, of_long):
+    job_id, _ = helped(service, 2)
+    assert service.finished(job_id)["status"] == "succeeded"
+    assert_whole(service, job_id, of_long)
     stages = service.client.get(f"/jobs/{job_id}/report").json()["stages"]
     devices = [stage["device"] for stage in stages if stage["name"] in {"calibrating", "factorizing"}]
     assert any(device.startswith(("2 x ", "3 x ")) for device in devices), devices
 
 
-def test_a_helper_takes_the_next_job(start_service):
-    service = start_service(workers=2, ROCKET_HELP_JOBS="true")
-    first = service.submit(**LONG)
-    service.wait(first, until=lambda _: helpers_of(service, first), look_seconds=0.2)
+@pytest.mark.soak
+def test_a_helper_takes_a_job_that_waits(service):
+    first, _ = helped(service, 1)
+    waiting = [service.submit(**REQUEST) for _ in range(2)]
+    for job_id in waiting:
+        service.wait(job_id, until=lambda job: job["status"] != "queued", look_seconds=0.2)
+    assert service.job(first)["attempt"] == 1
+    assert [service.finished(job_id)["status"] for job_id in (first, *waiting)] == ["succeeded"] * 3
 
-    second = service.submit(**REQUEST)
 
-    service.wait(second, until=lambda job: job["status"] == "running")
-    assert service.job(first)["status"] == "running"
-    assert service.finished(second)["status"] == "succeeded"
-    assert service.finished(first)["status"] == "succeeded"
+@pytest.mark.parametrize("victim", sweep(["the worker"], soak=["a helper"]))
+def test_a_shared_job_survives_the_death_of(victim, service, of_long):
+    job_id, helpers = helped(service, 2 if victim == "the worker" else 1)
+    busy = {service.pid(f"worker{number}") for number in range(3)} - set(helpers)
+    killed = helpers[0] if victim == "a helper" else busy.pop()
+    os.kill(killed, signal.SIGKILL)
+
+    job = service.finished(job_id)
+
+    assert (job["status"], job["attempt"]) == ("succeeded", 1 if victim == "a helper" else 2)
+    assert service.hashes(job_id) == of_long

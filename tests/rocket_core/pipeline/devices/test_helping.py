@@ -16,9 +16,11 @@ from rocket_core.pipeline.devices.helping import help_run
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.files import locked
 from tests.reference.observers import Watch
+from tests.sampling import sweep
 
 BYTES = {"preset": "fast", "ratio": None, "sensitivity_samples": 4, "target_bytes": 120_000, "export": ("rocket",)}
-CASES = {"factors": {}, "entropy-coded": BYTES}
+CASES = {"entropy-coded": BYTES, "factors": {}}
+HANGS = 0
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def waiting(condition, seconds=120.0):
     raise AssertionError("nobody came to help")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sweep([*CASES][:1], soak=[*CASES][1:]))
 def test_a_helped_run_writes_the_bytes_of_one_alone(
     case, tmp_path, model_folder, settings, fingerprint, helper, until_helped
 ):
@@ -89,7 +91,7 @@ def test_a_helped_run_writes_the_bytes_of_one_alone(
     assert not devices["exporting"].startswith("2 x ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, 0], ids=["killed", "silent", "hanging"])
+@pytest.mark.parametrize("number", sweep([signal.SIGKILL], soak=[signal.SIGSTOP, HANGS]))
 def test_what_a_lost_helper_left_is_done(
     number, tmp_path, model_folder, settings, finished, fingerprint, helper, until_helped, monkeypatch
 ):
