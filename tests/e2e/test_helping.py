@@ -45,40 +45,38 @@ def helpers_of(service, job_id):
     return [int(message.removesuffix(HELPS).rpartition(":")[2]) for message in messages if message.endswith(HELPS)]
 
 
-def helped(service, number):
-    """Submit a job, wait for helpers, and return it with their process ids."""
+def helped(service):
+    """Submit a job, wait for two helpers, and return it with their process ids."""
     job_id = service.submit(**LONG)
-    service.wait(job_id, until=lambda _: len(helpers_of(service, job_id)) >= number, look_seconds=0.2)
+    service.wait(job_id, until=lambda _: len(helpers_of(service, job_id)) >= 2, look_seconds=0.2)
     return job_id, helpers_of(service, job_id)
 
 
-def test_workers_share_the_blocks_of_a_job(service, of_long):
-    job_id, _ = helped(service, 2)
-    assert service.finished(job_id)["status"] == "succeeded"
-    assert_whole(service, job_id, of_long)
-    stages = service.client.get(f"/jobs/{job_id}/report").json()["stages"]
-    devices = [stage["device"] for stage in stages if stage["name"] in {"calibrating", "factorizing"}]
-    assert any(device.startswith(("2 x ", "3 x ")) for device in devices), devices
+@pytest.mark.parametrize("victim", sweep(["a helper"], soak=["none", "the worker"]))
+def test_workers_share_the_blocks_of_a_job(victim, service, of_long):
+    job_id, helpers = helped(service)
+    if victim == "a helper":
+        os.kill(helpers[0], signal.SIGKILL)
+    elif victim == "the worker":
+        [busy] = {service.pid(f"worker{number}") for number in range(3)} - set(helpers)
+        os.kill(busy, signal.SIGKILL)
+
+    job = service.finished(job_id)
+
+    assert (job["status"], job["attempt"]) == ("succeeded", 2 if victim == "the worker" else 1)
+    assert service.hashes(job_id) == of_long
+    if victim == "a helper":
+        assert_whole(service, job_id, of_long)
+    if victim != "the worker":
+        stages = service.client.get(f"/jobs/{job_id}/report").json()["stages"]
+        devices = [stage["device"] for stage in stages if stage["name"] in {"calibrating", "factorizing"}]
+        assert any(device.startswith(("2 x ", "3 x ")) for device in devices), devices
 
 
 @pytest.mark.soak
 def test_a_helper_takes_a_job_that_waits(service):
-    first, _ = helped(service, 1)
-    waiting = [service.submit(**REQUEST) for _ in range(2)]
-    for job_id in waiting:
-        service.wait(job_id, until=lambda job: job["status"] != "queued", look_seconds=0.2)
+    first, _ = helped(service)
+    waiting = service.submit(**REQUEST)
+    service.wait(waiting, until=lambda job: job["status"] != "queued", look_seconds=0.2)
     assert service.job(first)["attempt"] == 1
-    assert [service.finished(job_id)["status"] for job_id in (first, *waiting)] == ["succeeded"] * 3
-
-
-@pytest.mark.parametrize("victim", sweep(["the worker"], soak=["a helper"]))
-def test_a_shared_job_survives_the_death_of(victim, service, of_long):
-    job_id, helpers = helped(service, 2 if victim == "the worker" else 1)
-    busy = {service.pid(f"worker{number}") for number in range(3)} - set(helpers)
-    killed = helpers[0] if victim == "a helper" else busy.pop()
-    os.kill(killed, signal.SIGKILL)
-
-    job = service.finished(job_id)
-
-    assert (job["status"], job["attempt"]) == ("succeeded", 1 if victim == "a helper" else 2)
-    assert service.hashes(job_id) == of_long
+    assert [service.finished(job_id)["status"] for job_id in (first, waiting)] == ["succeeded"] * 2
