@@ -249,8 +249,12 @@ def test_a_claim_and_each_report_count_as_progress(database, submit, claim, cloc
 
 
 def test_a_worker_finds_the_oldest_job_of_another(database, submit, claim, clock):
-    first, second, third = (submit() for _ in range(3))
-    other_queue = submit(JobRequest(model_id="local/tiny", ratio=0.3, queue="gpu"))
+    submitted = []
+    for queue in ("cpu", "cpu", "cpu", "gpu"):
+        submitted.append(submit(JobRequest(model_id="local/tiny", ratio=0.3, queue=queue)))
+        # Ids are in the order of time, to the millisecond.
+        clock.advance(1)
+    first, second, third, other_queue = submitted
 
     def found(worker="idle", without=()):
         with database.snapshot() as session:
