@@ -20,7 +20,7 @@ from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import StageReport
 
 TOUCH_SECONDS = 5.0
-"""How often a process tells that it is working."""
+"""How often a process reports that it is working."""
 PATIENCE_SECONDS = 60.0
 """How long the run waits for a process that does not."""
 _LOOK_SECONDS = 0.1

@@ -68,7 +68,7 @@ def waiting(condition, seconds=120.0):
         if condition():
             return
         ended.wait(0.05)
-    raise AssertionError("nobody came to help")
+    raise AssertionError("no helper took the block")
 
 
 @pytest.mark.parametrize("case", sweep([*CASES][:1], soak=[*CASES][1:]))
