@@ -1,4 +1,7 @@
-"""Every command of the quickstart and how-to pages, run unchanged and in order with a real service."""
+"""Every command of the quickstart and how-to pages, run unchanged and in order with a real service.
+
+Two people type them at the same time.
+"""
 
 import itertools
 import json
@@ -7,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +18,15 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.e2e.service_process import QUICK, Service
+from tests.warm_command import WarmCommand
 
 # Some commands use curl.
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples" / "tiny-llama"
-# In the order in which the pages refer to one another.
+# For each person, in the order in which the pages refer to one another.
+OF_ENGINES = ("how-to/engines", "how-to/speed")
 READ_IN_TURN = (
     "index",
     "quickstart",
@@ -35,10 +41,8 @@ READ_IN_TURN = (
     "how-to/vision",
     "how-to/speech",
     "how-to/load",
-    "how-to/engines",
     "how-to/evaluate",
     "how-to/heal",
-    "how-to/speed",
     "how-to/gpu",
     "how-to/cost",
     "how-to/hub",
@@ -49,7 +53,8 @@ READ_IN_TURN = (
     "how-to/agents",
     "how-to/audit",
 )
-PAGES = [ROOT / "docs" / f"{name}.md" for name in READ_IN_TURN]
+READERS = [[ROOT / "docs" / f"{name}.md" for name in names] for names in (READ_IN_TURN, OF_ENGINES)]
+PAGES = [page for pages in READERS for page in pages]
 BLOCK = re.compile(r"(?:<!-- not run: ([^>]+) -->\n)?```(sh|python|bash|console|shell)\n(.*?)```", flags=re.DOTALL)
 ADDRESS = "http://127.0.0.1:8000"
 # Shortens what takes long and does not affect whether a command works.
@@ -130,27 +135,41 @@ def service(folder):
     running.close()
 
 
-def test_all_commands_work_as_typed(folder, service):
-    # `rocket` and `python` of the environment that the tests run in, and nothing of the operator's.
+@pytest.fixture
+def environment(service, tmp_path_factory):
+    """Return variables with `rocket` and `python` of the tests' environment, and nothing of the operator's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROCKET_", "HF_TOKEN"))}
-    environment = kept | {
+    warm = tmp_path_factory.mktemp("bin")
+    paths = str(warm), str(Path(sys.executable).parent), os.environ["PATH"]
+    variables = kept | {
         "OMP_NUM_THREADS": QUICK["OMP_NUM_THREADS"],
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join(paths),
         "ROCKET_SERVER": service.url,
     }
-    script = "\n".join(f": {page.name}\n{script_of(page)}" for page in PAGES)
-    result = subprocess.run(
-        # Prints each command on standard error before running it.
-        ["bash", "-euxo", "pipefail", "-c", script.replace(ADDRESS, service.url)],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment,
-        timeout=900,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert "Traceback" not in result.stderr
+    command = WarmCommand(warm, variables)
+    yield variables
+    command.close()
+
+
+def test_all_commands_work_as_typed(folder, service, environment):
+    def typed(pages):
+        script = "\n".join(f": {page.name}\n{script_of(page)}" for page in pages)
+        return subprocess.run(
+            # Prints each command on standard error before running it.
+            ["bash", "-euxo", "pipefail", "-c", script.replace(ADDRESS, service.url)],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=environment,
+            timeout=900,
+        )
+
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(typed, READERS))
+    for result in results:
+        assert result.returncode == 0, result.stderr[-3000:]
+        assert "Traceback" not in result.stderr
     for found in ("out", "smaller", "smaller-too"):
         assert (folder / found / "rocket" / "model.safetensors").is_file()
 
@@ -161,8 +180,8 @@ def test_every_page_is_tested_and_exceptions_have_reasons():
     assert not [page for page in PAGES for block in blocks(page) if re.search(r"^\$ ", block.text, flags=re.MULTILINE)]
     assert {block.language for page in PAGES for block in blocks(page)} == {"sh", "python"}
     run = [page.stem for page in PAGES if script_of(page)]
-    first = ["quickstart", "compress", "service", "calibration", "upload", "ratio", "load", "engines"]
-    assert run == [*first, "evaluate", "heal", "speed", "cost", "webhooks", "audit"]
+    first = ["quickstart", "compress", "service", "calibration", "upload", "ratio", "load", "evaluate"]
+    assert run == [*first, "heal", "cost", "webhooks", "audit", "engines", "speed"]
 
 
 def test_untested_commands_exist():

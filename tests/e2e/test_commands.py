@@ -1,6 +1,7 @@
 """The commands of the README, run unchanged on the bundled model."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocket_core.evaluation import evaluate_text
+from tests.warm_command import WarmCommand
 
 ROOT = Path(__file__).parents[2]
 ROCKET = Path(sys.executable).parent / "rocket"
@@ -19,6 +21,15 @@ def run(*command, code=0):
     result = subprocess.run([str(part) for part in command], check=False, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == code, result.stderr
     return result
+
+
+@pytest.fixture(scope="module")
+def rocket(tmp_path_factory):
+    """Return the command, in processes that need not import what it needs."""
+    folder = tmp_path_factory.mktemp("bin")
+    command = WarmCommand(folder, os.environ)
+    yield folder / "rocket"
+    command.close()
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +50,10 @@ def test_compress_prints_a_table_and_writes_the_artifact(compressed):
     assert "import rocket_core.hf" in result.stdout
 
 
-def test_evaluate_measures_dense_and_compressed_models(compressed, tmp_path):
+def test_evaluate_measures_dense_and_compressed_models(rocket, compressed, tmp_path):
     out, _ = compressed
-    run(ROCKET, "export", out / "rocket", tmp_path / "stock", "--to", "dense")
-    result = run(ROCKET, "evaluate", out / "rocket", "--text", TEXT, "--limit", "8", "--json")
+    run(rocket, "export", out / "rocket", tmp_path / "stock", "--to", "dense")
+    result = run(rocket, "evaluate", out / "rocket", "--text", TEXT, "--limit", "8", "--json")
     factored = json.loads(result.stdout)["perplexity"]
     # The command's function: a process for each would mostly import.
     dense, composed = (
@@ -69,19 +80,19 @@ else:
 
 
 @pytest.mark.soak  # The library refuses it in `tests/rocket_core/pipeline/test_resume.py`.
-def test_an_existing_result_is_not_overwritten(compressed):
+def test_an_existing_result_is_not_overwritten(rocket, compressed):
     out, _ = compressed
-    result = run(ROCKET, "compress", MODEL, out, "--ratio", "0.2", "--samples", "8", code=2)
+    result = run(rocket, "compress", MODEL, out, "--ratio", "0.2", "--samples", "8", code=2)
     assert "choose another output folder" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_verdict_decides_the_exit_code_and_keeps_the_result(tmp_path):
+def test_a_verdict_decides_the_exit_code_and_keeps_the_result(rocket, tmp_path):
     small = ["--ratio", "0.3", "--samples", "8", "--profiles", tmp_path / "profiles", "--json", "--no-energy"]
     measured = ["--evaluate", "builtin", "--evaluate-samples", "4", "--evaluate-length", "128"]
     found = {}
     for code, bound in ((0, "0.5"), (10, "0.00001")):
-        result = run(ROCKET, "compress", MODEL, tmp_path / bound, *small, *measured, "--accept-kl", bound, code=code)
+        result = run(rocket, "compress", MODEL, tmp_path / bound, *small, *measured, "--accept-kl", bound, code=code)
         assert (tmp_path / bound / "rocket" / "model.safetensors").is_file()
         assert json.loads((tmp_path / bound / "report.json").read_text()) == json.loads(result.stdout)
         found[bound] = json.loads(result.stdout)["verdict"]
@@ -89,7 +100,7 @@ def test_a_verdict_decides_the_exit_code_and_keeps_the_result(tmp_path):
     assert 0.00001 < found["0.5"]["bounds"][0]["measured"] == found["0.00001"]["bounds"][0]["measured"] < 0.5
 
 
-def test_mistakes_have_different_exit_codes(tmp_path):
+def test_mistakes_have_different_exit_codes(rocket, tmp_path):
     cases = [
         (3, [tmp_path / "nowhere", tmp_path / "o", "--ratio", "0.3"]),
         (2, [MODEL, tmp_path / "o", "--ratio", "1.3"]),
@@ -97,7 +108,7 @@ def test_mistakes_have_different_exit_codes(tmp_path):
         (2, [MODEL, tmp_path / "o", "--ratio", "0.3", "--ignore", "nothing"]),
     ]
     for code, arguments in cases:
-        result = run(ROCKET, "compress", *arguments, code=code)
+        result = run(rocket, "compress", *arguments, code=code)
         assert any(line.startswith(("rocket: error: ", "╭─ Error")) for line in result.stderr.splitlines())
         assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []

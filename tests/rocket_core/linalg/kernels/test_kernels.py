@@ -83,8 +83,7 @@ def test_threads_are_started_for_enough_work_only(columns, expected):
 
 
 @DTYPES
-@pytest.mark.parametrize("shape", [(1, 3), (70, 5), (256, 65)])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("shape", "threads"), [((1, 3), 1), ((70, 5), 1), ((70, 5), 3), ((256, 65), 3)])
 def test_numba_computes_the_codes_of_the_reference(shape, dtype, threads):
     from rocket_core.linalg.kernels import on_cpu
 
@@ -113,8 +112,7 @@ def scales_by(implementation, weight, importance):
 
 
 @DTYPES
-@pytest.mark.parametrize("shape", [(1, 3), (70, 5), (256, 65)])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("shape", "threads"), [((1, 3), 1), ((70, 5), 1), ((70, 5), 3), ((256, 65), 3)])
 def test_numba_finds_the_scales_of_the_reference(shape, dtype, threads):
     from rocket_core.linalg.kernels import on_cpu
 
@@ -152,13 +150,12 @@ import torch
 from tests.rocket_core.linalg.kernels.test_kernels import assert_same, codes_by, random_layer, scales_by
 from rocket_core.linalg.kernels import on_gpu, reference
 on_gpu.BLOCK = 128  # two tiles to a launch
-for shape, dtype in (((150, 5), torch.float32), ((20, 18), torch.float64)):
+for shape, dtype in (((130, 3), torch.float32), ((20, 18), torch.float64)):
     weight, gram = random_layer(*shape, dtype=dtype)
     assert_same(codes_by(on_gpu, weight, gram), codes_by(reference, weight, gram))
-    importance = gram.matrix.diagonal()
-    found, expected = (scales_by(kernels, weight[:70], importance[:70]) for kernels in (on_gpu, reference))
-    for own, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-6, atol=0)
+weight, importance = weight[:70], gram.matrix.diagonal()[:70]
+for own, other in zip(*(scales_by(kernels, weight, importance) for kernels in (on_gpu, reference)), strict=True):
+    torch.testing.assert_close(own, other, rtol=1e-6, atol=0)
 """
 
 
@@ -170,7 +167,7 @@ def test_triton_computes_the_codes_of_the_reference():
 
 @pytest.mark.gpu
 @DTYPES
-@pytest.mark.parametrize("shape", sweep([((1, 3),), ((70, 5),), ((256, 65),)], soak=[((1100, 20),)]))
+@pytest.mark.parametrize("shape", sweep([((1, 3),), ((70, 5),)], soak=[((256, 65),), ((1100, 20),)]))
 def test_an_accelerator_computes_the_codes_of_the_reference(shape, dtype):
     device = torch.accelerator.current_accelerator()
     weight, gram = random_layer(*shape, dtype=dtype)
