@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 # Where tensors have shapes, which mypy cannot check. Checking every call of `rocket_core` would take three times as long.
 SHAPED := rocket_core.allocation,rocket_core.calibration,rocket_core.evaluation,rocket_core.experts
 SHAPED := $(SHAPED),rocket_core.layers,rocket_core.linalg,rocket_core.methods,rocket_core.models
+# Where tests of the system are; collecting all others takes minutes.
+SYSTEM := tests/docs tests/e2e tests/rocket_client tests/system
 # Otherwise every process that a test starts would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 # One worker more than there are cores, as a third of the time passes waiting: for processes, servers and the disk.
@@ -47,7 +49,7 @@ test-system: $(STAMP)
 	@command -v docker-compose >/dev/null || { echo "make test-system needs docker-compose: apt-get install docker-compose"; exit 1; }
 	@command -v chromium >/dev/null || { echo "make test-system needs chromium: apt-get install chromium"; exit 1; }
 	@command -v bwrap >/dev/null || { echo "make test-system needs bubblewrap: apt-get install bubblewrap"; exit 1; }
-	$(PYTEST) -m system
+	$(PYTEST) -m system $(SYSTEM)
 
 test-gpu: $(STAMP)
 	@$(BIN)/python .ci/check_gpu.py
