@@ -162,7 +162,7 @@ def test_all_commands_work_as_typed(folder, service, environment):
             text=True,
             cwd=folder,
             env=environment,
-            timeout=900,
+            timeout=1500,
         )
 
     with ThreadPoolExecutor() as pool:
