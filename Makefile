@@ -101,7 +101,7 @@ format: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	# Of what is installed only a part is imported, and compiled then; compiling all of it takes half of the time.
+	# Modules are compiled when they are first imported; compiling all of them here would take as long as installing them.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[test]'
 	touch $(STAMP)
 

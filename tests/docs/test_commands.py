@@ -1,6 +1,6 @@
 """Every command of the quickstart and how-to pages, run unchanged and in order with a real service.
 
-Two people type them at the same time.
+Two people type them at the same time; `rocket` is forked from a process that has imported everything.
 """
 
 import itertools
