@@ -31,8 +31,19 @@ from rocket_core.pipeline import compress
 FACTORED = ("low_rank", "factored", "shared")
 WITHOUT_CODES = "best, without codes"
 """Name of runs of `best` that store numbers as wide as the model's; it equals `best` at equal parameters."""
+ABLATIONS: Mapping[str, Mapping[str, Any]] = {
+    f"paper, {setting} {value}": {"preset": "paper", setting: value}
+    for setting, values in (
+        ("metric", ("l1", "cosine", "spectral")),
+        ("sparsification", ("per-row", "global")),
+        ("importance_balance", (0.0,)),
+    )
+    for value in values
+}
+"""The paper's ablations: other error metrics, and other choices of the support of coefficients."""
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "paper": {"preset": "paper"},
+    **ABLATIONS,
     "fast": {"preset": "fast"},
     "best": {"preset": "best"},
     "max": {"preset": "max"},
@@ -303,9 +314,8 @@ def main() -> None:
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.3, 0.4, 0.5])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--budgets", choices=["parameters", "bytes"], nargs="+", default=["parameters", "bytes"])
-    parser.add_argument(
-        "--variants", choices=list(VARIANTS), nargs="+", default=[name for name in VARIANTS if name != "max"]
-    )
+    usual = [name for name in VARIANTS if name not in ("max", *ABLATIONS)]
+    parser.add_argument("--variants", choices=list(VARIANTS), nargs="+", default=usual)
     parser.add_argument("--samples", type=int, default=128, help="calibration windows")
     parser.add_argument("--length", type=int, default=256, help="tokens per window")
     parser.add_argument("--windows", type=int, default=96, help="windows, or sentences, measured")

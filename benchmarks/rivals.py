@@ -59,9 +59,7 @@ class Scheme:
 
 
 SCHEMES: Mapping[str, Scheme] = {
-    "8": Scheme(title="8 bits", bits=8),
-    "4": Scheme(title="4 bits", bits=4),
-    "3": Scheme(title="3 bits", bits=3),
+    **{str(bits): Scheme(title=f"{bits} bits", bits=bits) for bits in (8, 6, 5, 4, 3, 2)},
     # The layers that get more bits by habit: the last of each feed-forward network, or the attention's.
     "mixed-down": Scheme(title="4 bits, down_proj 8", bits=4, part="down_proj"),
     "mixed-attention": Scheme(title="4 bits, attention 8", bits=4, part="attn"),

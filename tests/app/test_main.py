@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
-from openapi_spec_validator import validate
 
 from app.main import create_app
 from app.shared.settings import Settings
@@ -26,6 +25,9 @@ def operations(app):
 
 
 def test_the_openapi_document_is_valid(app):
+    # Its import takes seconds, in each process that collects this module.
+    from openapi_spec_validator import validate
+
     validate(app.openapi())
 
 
