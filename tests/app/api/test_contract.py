@@ -84,7 +84,7 @@ def test_every_response_conforms_to_the_openapi_document(url, job_ids, api_key, 
     (tmp_path / "schemathesis.toml").write_text(CONFIGURATION.format(job_ids=json.dumps(job_ids)))
     # 3 of each operation by default. `pytest --hypothesis-profile soak` runs more, and each constraint's limits.
     examples = max(1, profile_settings().max_examples // 33)
-    phases = "fuzzing,stateful" if examples <= 3 else "examples,coverage,fuzzing,stateful"
+    phases = "examples,fuzzing,stateful" if examples <= 3 else "examples,coverage,fuzzing,stateful"
     options = [
         *("--url", url, "--seed", "1", "--generation-deterministic", "--max-examples", str(examples)),
         *("--phases", phases),
