@@ -10,8 +10,10 @@ from torch import Tensor
 from rocket_core.calibration.sensitivity import Sensitivity
 from rocket_core.linalg.gram_sum import gram_matrix
 
-# The power of the squared gradients of a token in its weight: that of the least KL on SmolLM2-135M at 4 bits.
-_POWER = 0.75
+# The powers of the squared gradients of a token in its weight, in profiles and where layers are compressed one after
+# another: those of the least KL on SmolLM2-135M, at 4 bits and at 80 MB.
+PROFILE_POWER = 0.75
+SEQUENTIAL_POWER = 0.2
 # Squared gradients below this part of their mean are alike.
 _LEAST = 1e-6
 # Strength of the ridge regression, relative to the variance of each feature: of 0.02 to 0.5, the best on SmolLM2-135M.
@@ -29,6 +31,7 @@ class TokenWeights:
         sensitivities: returns what is known of a layer.
         hidden: input of the block, by batch.
         measured: number of the last tokens of `hidden` that have been differentiated; 0 if all have.
+        power: that of a token's squared gradients in its weight; 1 counts errors by what they cost the original.
     """
 
     def __init__(
@@ -36,10 +39,13 @@ class TokenWeights:
         sensitivities: Callable[[str], Sensitivity | None],
         hidden: Sequence[Float[Tensor, "windows tokens width"]],
         measured: int,
+        *,
+        power: float,
     ) -> None:
         self._sensitivities = sensitivities
         self._hidden = hidden
         self._measured = measured
+        self._power = power
 
     def of(self, layers: Sequence[str]) -> Float[Tensor, " tokens"] | None:
         """Return how much each token counts in the Gram matrix of what layers read, with mean 1; None if not known.
@@ -52,7 +58,7 @@ class TokenWeights:
         if not gradients:
             return None
         total = torch.stack(gradients).sum(dim=0)
-        weights = total**_POWER
+        weights = total**self._power
         if self._measured:
             if len(total) != self._measured:
                 return None  # the layer does not read one row for each token
@@ -66,7 +72,7 @@ class TokenWeights:
         mean, centred, factor = self._regression
         logarithms = (gradients / gradients.mean()).clamp_min(_LEAST).log().to(centred)
         slope = torch.cholesky_solve((centred.T @ (logarithms - logarithms.mean()))[:, None], factor)[:, 0]
-        fitted = torch.cat([_product(batch, slope) for batch in self._hidden]).sub_(mean @ slope).mul_(_POWER)
+        fitted = torch.cat([_product(batch, slope) for batch in self._hidden]).sub_(mean @ slope).mul_(self._power)
         # No more than the largest of those that the prediction is fitted to.
         fitted = fitted.clamp_max_(fitted[-self._measured :].max()).exp_().cpu()
         return fitted[: -self._measured] * (weights.mean() / fitted[-self._measured :].mean())

@@ -12,7 +12,7 @@ from rocket_core.calibration.experts import ExpertInputs, find_experts
 from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups, sum_inputs
 from rocket_core.calibration.samples import CalibrationInputs
 from rocket_core.calibration.sensitivity import Sensitivity
-from rocket_core.calibration.token_weights import TokenWeights
+from rocket_core.calibration.token_weights import PROFILE_POWER, TokenWeights
 from rocket_core.estimates.batch_size import tokens_per_batch
 from rocket_core.experts import visiting
 from rocket_core.linalg.whitening import GramStatistics
@@ -107,7 +107,7 @@ class BlockWalk:
         experts = find_experts(block, f"{self._run.architecture.block_name(index)}.")
         batches = len(self._states.hidden)
         measured = differentiated_tokens(self._run, self._inputs, self._states)
-        weights = TokenWeights(self._sensitivities, self._states.hidden, measured)
+        weights = TokenWeights(self._sensitivities, self._states.hidden, measured, power=PROFILE_POWER)
         inputs = ExpertInputs(experts=experts, batches=batches, dtype=self._run.precision)
         everywhere = self._run.config.calibrate_all_experts
         with visiting(block, "all" if everywhere else "routed"), inputs.watching():

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from rocket_core.calibration.sensitivity import Sensitivity
-from rocket_core.calibration.token_weights import TokenWeights, _features, _product
+from rocket_core.calibration.token_weights import PROFILE_POWER, TokenWeights, _features, _product
 
 WIDTH, LENGTH = 12, 16
 
@@ -11,9 +11,9 @@ def known(gradients):
     return Sensitivity(fisher_diagonal=torch.ones(3, dtype=torch.float64), token_gradients=gradients)
 
 
-def weights_of(hidden, gradients, measured, layers=("one",)):
+def weights_of(hidden, gradients, measured, layers=("one",), power=PROFILE_POWER):
     found = {"one": known(gradients), "other": known(None)}
-    return TokenWeights(found.get, hidden, measured).of(layers)
+    return TokenWeights(found.get, hidden, measured, power=power).of(layers)
 
 
 def states(windows, seed=0):
@@ -39,7 +39,7 @@ def test_weights_without_gradients_follow_states_and_places():
     gradients = logarithms.flatten().exp()
     measured = 64 * LENGTH
     last = gradients[-measured:] / gradients[-measured:].mean()
-    expected = gradients**0.75
+    expected = gradients**PROFILE_POWER
     found = weights_of(list(hidden.split(24)), last.bfloat16(), measured)
     assert float(found.mean()) == pytest.approx(1)
     torch.testing.assert_close(found[-measured:] / found[-1], expected[-measured:] / expected[-1], rtol=0.02, atol=0)
@@ -47,6 +47,15 @@ def test_weights_without_gradients_follow_states_and_places():
     together = torch.stack([found[others].log(), expected[others].log()])
     assert float(torch.corrcoef(together)[0, 1]) > 0.95
     assert float(found[others].mean() / found[-measured:].mean()) == pytest.approx(1, abs=0.25)
+
+
+@pytest.mark.parametrize("measured", [4 * LENGTH, 0])
+def test_logarithms_are_proportional_to_the_power(measured):
+    gradients = states(4 if measured else 8, seed=1)[..., 0].flatten().exp().bfloat16()
+    strong, mild = (weights_of([states(8)], gradients, measured, power=power) for power in (0.8, 0.2))
+    for rows in (slice(-4 * LENGTH, None), slice(4 * LENGTH)):
+        expected = strong[rows].log().diff() / 4
+        torch.testing.assert_close(mild[rows].log().diff(), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_predicted_weights_are_at_most_the_largest_fitted_one():

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rocket_core.calibration.samples import CalibrationInputs
-from rocket_core.calibration.token_weights import TokenWeights
+from rocket_core.calibration.token_weights import SEQUENTIAL_POWER, TokenWeights
 from rocket_core.layers import approximation
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import CompressedWeight, LayerProblem
@@ -210,7 +210,7 @@ class SequentialCompression:
         of_experts = self._expert_sums([layer for _, layer in groups if layer is not None], dense, compressed)
         of_inputs = self._input_sums(index, dense, compressed)
         measured = differentiated_tokens(self._run, self._inputs, dense.states)
-        weights = TokenWeights(self._work.sensitivity, dense.states.hidden, measured)
+        weights = TokenWeights(self._work.sensitivity, dense.states.hidden, measured, power=SEQUENTIAL_POWER)
         passed = False
         for position, (group, layer) in enumerate(groups):
             found = self._units_in(group)

@@ -84,6 +84,18 @@ def test_layers_with_dense_inputs_match_independent_compression(run_with):
     assert not torch.equal(first[f"{last}.weight"], second[f"{last}.weight"])
 
 
+def test_token_weights_in_sequence_leave_the_profiles(run_with, tmp_path, model_folder, settings, monkeypatch):
+    weighted, before = run_with(kinds=("sparse",))
+    monkeypatch.setattr("rocket_core.pipeline.stages.sequential.compression.SEQUENTIAL_POWER", 0.0)
+    chosen = settings(preset="best", sensitivity_samples=4, export=("rocket",), kinds=("sparse",))
+    after = compress(str(model_folder("llama")), tmp_path, chosen)
+    assert [layer.nnz for layer in after.layers] == [layer.nnz for layer in before.layers]
+    assert [layer.reconstruction_error for layer in after.layers] == [
+        layer.reconstruction_error for layer in before.layers
+    ]
+    assert any(not torch.equal(tensor, tensors(weighted)[name]) for name, tensor in tensors(tmp_path).items())
+
+
 def test_layers_compensate_for_the_residual_stream(run_with, tmp_path, model_folder, settings, monkeypatch):
     chosen = settings(preset="best", sensitivity_samples=4, export=("rocket",), kinds=("sparse",))
     with_stream, _ = run_with(kinds=("sparse",))
