@@ -10,8 +10,8 @@ from torch import Tensor
 from rocket_core.calibration.sensitivity import Sensitivity
 from rocket_core.linalg.gram_sum import gram_matrix
 
-# The powers of the squared gradients of a token in its weight, in profiles and where layers are compressed one after
-# another: those of the least KL on SmolLM2-135M, at 4 bits and at 80 MB.
+# The powers of the squared gradients of a token in its weight. In profiles, that of the least KL on SmolLM2-135M at 4
+# bits; where layers are compressed one after another, 0 to 0.375 are alike and 0.75 costs stories260K a tenth at 0.5.
 PROFILE_POWER = 0.75
 SEQUENTIAL_POWER = 0.2
 # Squared gradients below this part of their mean are alike.
