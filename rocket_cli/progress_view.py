@@ -15,7 +15,7 @@ from rich.text import Text
 from rocket_core.config import stage_label
 from rocket_core.report.formatting import clock_text, progress_text
 
-STOPPING = "stopping after this layer; press Ctrl-C again to stop immediately"
+STOPPING = "stopping after this layer or step; press Ctrl-C again to stop immediately"
 
 _SECONDS_BETWEEN_LINES = 10.0
 

@@ -144,7 +144,7 @@ class Monitor:
         """
         if self.observer.should_cancel():
             raise CompressionCancelledError(
-                f"cancelled while {stage_label(self._stage)}; finished layers are kept; resume to continue from there"
+                f"cancelled while {stage_label(self._stage)}; what is finished is kept; resume to continue from there"
             )
 
     def skip_to(self, share: float) -> None:

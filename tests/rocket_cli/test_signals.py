@@ -71,7 +71,7 @@ def test_the_first_signal_stops_between_layers_and_shows_resume(tmp_path: Path, 
 
     assert process.returncode == 130
     assert out == ""
-    assert "stopping after this layer" in err
+    assert "stopping after this layer or step" in err
     assert "cancelled while calibrating; finished layers are kept" in err
     assert "Traceback" not in err
     resume = shlex.split(err.splitlines()[-1])

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from rocket_core.pipeline import compress
+from tests.sampling import sweep
 
 pytestmark = pytest.mark.gpu
 FAST = {"preset": "fast", "ratio": None, "sensitivity_samples": 4, "export": ("rocket",)}
 CODES = {"kinds": ("low_rank", "quantized"), "code_bits": (4, 8), "group_size": (8, 0)}
 
 
-@pytest.mark.parametrize("target", [{"ratio": 0.3}, {"target_bytes": 120_000} | CODES])
+@pytest.mark.parametrize("target", sweep([{"ratio": 0.3}], soak=[{"target_bytes": 120_000} | CODES]))
 def test_two_processes_write_the_bytes_of_one(
     target, accelerator, tmp_path, model_folder, settings, fingerprint, leave, fate
 ):
