@@ -15,11 +15,14 @@ from rocket_core.estimates.healing import MEASURED_PASSES, STEP_PASSES, healing_
 from rocket_core.healing.divergence import divergence_sum
 from rocket_core.healing.schedule import Schedule
 
-# Largest learning rate as a part of the root mean square of a tensor's numbers, as factors have arbitrary scales: this
-# much, and less for a model that is close to its original already. The divergence is about quadratic in what the
-# numbers are wrong by, so that they have to change by about its square root.
+# Largest learning rate as a part of the root mean square of a tensor's numbers, as factors have arbitrary scales: at
+# most this much, and less for a model that is close to its original already. The divergence is about quadratic in what
+# the numbers are wrong by, so that they have to change by about its square root.
 _LEARNING_RATE = 1e-2
 _RATE_PER_ROOT = 2e-2
+# Wide and deep models take far smaller rates, as the changes of all their numbers add up (SmolLM2-135M a thirtieth of
+# what suits stories260K): the rate is halved at most this often.
+_MOST_HALVINGS = 12
 _BETAS = (0.9, 0.95)
 _EPSILON = 1e-12
 _LARGEST_GRADIENT = 1.0
@@ -54,9 +57,11 @@ class Trainer:
     """Training of a compressed model towards the predictions of its original.
 
     Minimises the mean over tokens of the divergence of next-token distributions with AdamW without weight decay, whose
-    learning rate for each tensor is in proportion to the root mean square of its numbers other than zero, and to the
-    square root of the divergence at the beginning. A zero whose gradient is always zero stays zero. On a CPU, with the
-    same number of threads, it is deterministic.
+    learning rate for each tensor is in proportion to the root mean square of its numbers other than zero. The largest
+    is in proportion to the square root of the divergence at the beginning, and halved while that takes more off the
+    divergence of the first batch, when all numbers move by it against the signs of their gradients, as in Adam's first
+    step. A zero whose gradient is always zero stays zero. On a CPU, with the same number of threads, it is
+    deterministic.
 
     Args:
         student: the compressed model in evaluation mode; called as `model(input_ids=..., use_cache=False).logits`.
@@ -70,6 +75,8 @@ class Trainer:
         values: the parameters that are trained, by name.
         step: steps taken.
         losses: mean divergence in each step taken, before it.
+        tried: mean divergence of the first batch, and after a move by each of the rates tried so far, each half of the
+            last; infinite if it is not finite.
         held_out: mean divergence on the held-out windows, at each of `measured_at` that was reached.
     """
 
@@ -90,6 +97,7 @@ class Trainer:
         self._best = {name: value.detach().clone() for name, value in values.items()}
         self.step = 0
         self.losses: list[float] = []
+        self.tried: list[float] = []
         self.held_out: list[float] = []
 
     @property
@@ -100,8 +108,9 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """Largest learning rate, as a part of the root mean square of each tensor; known once the start is measured."""
-        return min(_LEARNING_RATE, _RATE_PER_ROOT * math.sqrt(max(0.0, self.held_out[0])))
+        """Largest learning rate, as a part of the root mean square of each tensor; known before the first step."""
+        rates_tried = self.tried[1:]
+        return self._rate_to_try(rates_tried.index(min(rates_tried)))
 
     @property
     def best_step(self) -> int:
@@ -122,7 +131,7 @@ class Trainer:
         return (step * self.step + measured * len(self.held_out)) / whole
 
     def advance(self) -> None:
-        """Measure if that is due, otherwise take a step.
+        """Measure if that is due, otherwise try a learning rate until one is found, and then take a step.
 
         Raises:
             NonFiniteCalibrationError: the divergence is NaN or infinite.
@@ -130,7 +139,10 @@ class Trainer:
         if self.measured_at[len(self.held_out)] == self.step:
             self._measure()
             return
-        batch = self._text.training[self._schedule.batch(self.step)]
+        if not self._has_rate:
+            self._try_rate()
+            return
+        batch = self._batch()
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate * group["size"] * self._schedule.rate(self.step)
         self.losses.append(self._accumulate(batch))
@@ -138,6 +150,40 @@ class Trainer:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.step += 1
+
+    @property
+    def _has_rate(self) -> bool:
+        """Whether a rate has been found: one that lowers the divergence, and half of which lowers it less."""
+        if len(self.tried) > _MOST_HALVINGS + 1:
+            return True
+        return len(self.tried) > 2 and self.tried[-2] < min(self.tried[0], self.tried[-1])
+
+    def _rate_to_try(self, halvings: int) -> float:
+        return min(_LEARNING_RATE, _RATE_PER_ROOT * math.sqrt(max(0.0, self.held_out[0]))) / 2.0**halvings
+
+    def _try_rate(self) -> None:
+        """Measure the divergence of the first batch after a move by the next rate, and undo the move."""
+        batch = self._batch()
+        # Also after `restore`, as gradients are not stored.
+        if all(value.grad is None for value in self.values.values()):
+            self.tried[:1] = [self._accumulate(batch)]
+        rate = self._rate_to_try(len(self.tried) - 1)
+        start = [value.detach().clone() for value in self.values.values()]
+        with torch.no_grad():
+            for group in self._optimizer.param_groups:
+                for value in group["params"]:
+                    # An expert that no token has reached has no gradient.
+                    if value.grad is not None:
+                        value.sub_(value.grad.sign(), alpha=rate * group["size"])
+            total = math.fsum(float(self._divergence(rows)) for rows in torch.split(batch, self._text.rows))
+            for value, before in zip(self.values.values(), start, strict=True):
+                value.copy_(before)
+        self.tried.append(total / batch.numel() if math.isfinite(total) else math.inf)
+        if self._has_rate:
+            self._optimizer.zero_grad(set_to_none=True)
+
+    def _batch(self) -> Int64[Tensor, "windows length"]:
+        return self._text.training[self._schedule.batch(self.step)]
 
     @torch.no_grad()
     def take_best(self) -> float:
@@ -153,6 +199,7 @@ class Trainer:
         """Return everything that training continues from, on any device."""
         tensors = {
             "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "tried": torch.tensor(self.tried, dtype=torch.float64),
             "held_out": torch.tensor(self.held_out, dtype=torch.float64),
         }
         for name, value in self.values.items():
@@ -164,6 +211,7 @@ class Trainer:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a state of an equal training."""
         self.losses = state["losses"].tolist()
+        self.tried = state["tried"].tolist()
         self.held_out = state["held_out"].tolist()
         self.step = len(self.losses)
         for name, value in self.values.items():
