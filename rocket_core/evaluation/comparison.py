@@ -182,12 +182,15 @@ def measure_model(
     check_token_ids(folder, model, int(text.windows.max()))
     share = 0.5 if how.tasks else 1.0
 
-    def progress(done: int, total: int) -> None:
+    def on_window(done: int, total: int) -> None:
         on_step(share * done / total, f"{done} of {total} windows")
+
+    def on_continuation(done: int, total: int) -> None:
+        on_step(share + (1 - share) * done / total, f"tasks, {done} of {total} continuations")
 
     total: list[float] = []
     size = batch_size(folder.config, text.length)
-    for prediction in predictions(model, text.windows, stride=text.stride, batch_size=size, on_progress=progress):
+    for prediction in predictions(model, text.windows, stride=text.stride, batch_size=size, on_progress=on_window):
         total.append(surprise(prediction))
         on_prediction(prediction)
     likelihood = summarize_likelihood(math.fsum(total), text.predicted_tokens, text.count)
@@ -197,7 +200,7 @@ def measure_model(
         how.tasks,
         items=how.task_items,
         batch_size=batch_size(folder.config, window_length(folder.config, None)),
-        on_call=functools.partial(on_step, share, "tasks"),
+        on_progress=on_continuation,
     )
     return ModelQuality(
         negative_log_likelihood=likelihood.negative_log_likelihood,

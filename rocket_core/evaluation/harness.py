@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rocket_core.config import HUB_TASKS
@@ -111,7 +112,7 @@ def score_tasks(
     *,
     items: int | None,
     batch_size: int,
-    on_call: Callable[[], None] = lambda: None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[TaskScore, ...]:
     """Score a causal language model on zero-shot tasks, as defined by the harness.
 
@@ -121,7 +122,8 @@ def score_tasks(
         tasks: from `load_tasks`.
         items: number of items of each task, from the beginning; None takes all.
         batch_size: continuations per call of the model, >= 1.
-        on_call: called before each call of the model; may raise to stop the evaluation.
+        on_progress: called before each call of the model with the numbers of continuations read, and of all; may raise
+            to stop the evaluation.
 
     Returns:
         Accuracies, in the order of the tasks.
@@ -131,12 +133,10 @@ def score_tasks(
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
 
-    hook = model.register_forward_pre_hook(lambda *_: on_call())
-    try:
-        with _quiet():
-            wrapped = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
-            wrapped.loglikelihood = functools.partial(wrapped.loglikelihood, disable_tqdm=True)
-            wrapped.tok_encode = functools.partial(_encode, tokenizer, wrapped.tok_encode)
+    with _quiet():
+        wrapped = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
+        wrapped.tok_encode = functools.partial(_encode, tokenizer, wrapped.tok_encode)
+        with _progress(model, wrapped, on_progress):
             answer: Any = evaluate(
                 lm=wrapped,
                 task_dict={"tasks": {task.name: task.implementation for task in tasks}, "groups": {}},
@@ -144,9 +144,31 @@ def score_tasks(
                 bootstrap_iters=0,
                 log_samples=False,
             )
+    return tuple(score for task in tasks for score in _scores(task.name, answer))
+
+
+@contextmanager
+def _progress(model: PreTrainedModel, wrapped: Any, on_progress: Callable[[int, int], None]) -> Iterator[None]:
+    """Call a function before each call of a model by the harness, in place of the harness's progress bar."""
+    done = total = 0
+    compute = wrapped.loglikelihood
+
+    def loglikelihood(requests: list[Any]) -> Any:
+        nonlocal total
+        total += len(requests)
+        return compute(requests, disable_tqdm=True)
+
+    def before_call(_model: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        nonlocal done
+        on_progress(done, total)
+        done += len(arguments[0])
+
+    wrapped.loglikelihood = loglikelihood
+    hook = model.register_forward_pre_hook(before_call)
+    try:
+        yield
     finally:
         hook.remove()
-    return tuple(score for task in tasks for score in _scores(task.name, answer))
 
 
 def _encode(

@@ -113,19 +113,25 @@ def test_the_caller_can_stop_it_and_no_hook_is_left(questions, capfd):
     class EnoughError(Exception):
         pass
 
-    def enough():
+    def enough(_done, _total):
         raise EnoughError
 
     model = build_llama()
     with pytest.raises(EnoughError):
-        score_tasks(model, byte_tokenizer(), load_tasks([questions]), items=None, batch_size=1, on_call=enough)
+        score_tasks(model, byte_tokenizer(), load_tasks([questions]), items=None, batch_size=1, on_progress=enough)
     assert not model._forward_pre_hooks
 
     calls = []
     score_tasks(
-        model, byte_tokenizer(), load_tasks([questions]), items=None, batch_size=1, on_call=lambda: calls.append(1)
+        model,
+        byte_tokenizer(),
+        load_tasks([questions]),
+        items=None,
+        batch_size=1,
+        on_progress=lambda *call: calls.append(call),
     )
-    assert len(calls) >= len(QUESTIONS)
+    choices = sum(len(question["choices"]) for question in QUESTIONS)
+    assert calls == [(done, choices) for done in range(choices)]
     # Another program may read the standard output of this one.
     assert capfd.readouterr() == ("", "")
 
