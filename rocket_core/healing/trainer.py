@@ -20,8 +20,8 @@ from rocket_core.healing.schedule import Schedule
 # the numbers are wrong by, so that they have to change by about its square root.
 _LEARNING_RATE = 1e-2
 _RATE_PER_ROOT = 2e-2
-# Wide and deep models take far smaller rates, as the changes of all their numbers add up (SmolLM2-135M a thirtieth of
-# what suits stories260K): the rate is halved at most this often.
+# Wide and deep models take far smaller rates, as the changes of all their numbers add up (SmolLM2-135M a tenth of what
+# suits stories260K): the rate is halved at most this often.
 _MOST_HALVINGS = 12
 _BETAS = (0.9, 0.95)
 _EPSILON = 1e-12
@@ -58,10 +58,9 @@ class Trainer:
 
     Minimises the mean over tokens of the divergence of next-token distributions with AdamW without weight decay, whose
     learning rate for each tensor is in proportion to the root mean square of its numbers other than zero. The largest
-    is in proportion to the square root of the divergence at the beginning, and halved while that takes more off the
-    divergence of the first batch, when all numbers move by it against the signs of their gradients, as in Adam's first
-    step. A zero whose gradient is always zero stays zero. On a CPU, with the same number of threads, it is
-    deterministic.
+    is in proportion to the square root of the divergence at the beginning, and halved until the divergence of the first
+    batch is lower when all numbers move by it against the signs of their gradients, as in Adam's first step. A zero
+    whose gradient is always zero stays zero. On a CPU, with the same number of threads, it is deterministic.
 
     Args:
         student: the compressed model in evaluation mode; called as `model(input_ids=..., use_cache=False).logits`.
@@ -109,8 +108,7 @@ class Trainer:
     @property
     def learning_rate(self) -> float:
         """Largest learning rate, as a part of the root mean square of each tensor; known before the first step."""
-        rates_tried = self.tried[1:]
-        return self._rate_to_try(rates_tried.index(min(rates_tried)))
+        return self._rate_to_try(len(self.tried) - 2)
 
     @property
     def best_step(self) -> int:
@@ -153,10 +151,8 @@ class Trainer:
 
     @property
     def _has_rate(self) -> bool:
-        """Whether a rate has been found: one that lowers the divergence, and half of which lowers it less."""
-        if len(self.tried) > _MOST_HALVINGS + 1:
-            return True
-        return len(self.tried) > 2 and self.tried[-2] < min(self.tried[0], self.tried[-1])
+        """Whether a rate has been found: the largest that lowers the divergence, or after many the least."""
+        return len(self.tried) > _MOST_HALVINGS + 1 or (len(self.tried) > 1 and self.tried[-1] < self.tried[0])
 
     def _rate_to_try(self, halvings: int) -> float:
         return min(_LEARNING_RATE, _RATE_PER_ROOT * math.sqrt(max(0.0, self.held_out[0]))) / 2.0**halvings

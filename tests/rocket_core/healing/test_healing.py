@@ -99,7 +99,7 @@ def test_the_rate_follows_the_divergence_at_the_beginning(closeness):
 
 
 @pytest.mark.parametrize("largest", [0.01, 0.64, 41.0])
-def test_a_rate_is_halved_while_the_first_batch_gains_by_it(largest, monkeypatch):
+def test_a_rate_is_halved_until_the_first_batch_gains_by_it(largest, monkeypatch):
     monkeypatch.setattr(module, "_LEARNING_RATE", largest)
     monkeypatch.setattr(module, "_RATE_PER_ROOT", 1e9)
     trainer = make_trainer()
@@ -120,9 +120,7 @@ def test_a_rate_is_halved_while_the_first_batch_gains_by_it(largest, monkeypatch
         trainer.advance()
 
     found, rates = trainer.learning_rate, [largest / 2**halvings for halvings in range(13)]
-    assert found in rates
-    assert divergence_after(found) < min(divergence_after(0), divergence_after(found / 2))
-    assert all(divergence_after(found) < divergence_after(rate) for rate in rates[: rates.index(found)])
+    assert found == next(rate for rate in rates if divergence_after(rate) < divergence_after(0))
 
 
 def test_training_lowers_the_divergence_and_keeps_the_best():
@@ -167,8 +165,8 @@ def test_the_best_is_measured_as_it_is_stored():
     assert trainer.held_out[-1] == kept
 
 
-# The first advance measures the start, and at least two more try rates.
-@pytest.mark.parametrize("advances", [0, 1, 2, 3, 4, 20, 53])
+# The first advance measures the start, and at least one more tries a rate.
+@pytest.mark.parametrize("advances", [0, 1, 2, 3, 4, 20, 52])
 def test_a_restored_training_ends_with_the_same_bits(advances):
     undisturbed, before, after = finish(make_trainer()), make_trainer(), make_trainer()
     for _ in range(advances):
