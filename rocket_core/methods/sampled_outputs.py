@@ -20,6 +20,9 @@ _SAMPLED_OUTPUTS = 128
 _SAMPLED_PART = 1 / 8
 # Nor does a larger sample tell more.
 _MOST_SAMPLED = 4096
+# The outputs with the largest weight norms are always sampled: those that carry massive activations can have most of
+# the error, which is only known once they are rounded.
+_LARGEST = 4
 # Without calibration, all outputs of a layer have about the same relative error.
 _MOST_UNCALIBRATED = 32
 
@@ -42,9 +45,9 @@ class SampledOutputs:
         weight: their part of the weight, in the computing precision.
         importance: weight of each output's squared error, in float64.
         energy: weighted squared norm of all outputs over the calibration tokens.
-        share: share of the sample in the errors of all outputs. The step of codes, and so their error, is proportional
-            to the norm of an output's weights; the energy of an output may be far larger, in the few that carry massive
-            activations.
+        multipliers: factor of each sampled output's error in the estimate for all outputs: 1 for those with the largest
+            weight norms, and the inverse of the sample's share of the squared norms for the others, as the step of
+            codes, and so their error, is proportional to the norm.
         weight_energy: weighted squared norm of the sample's weight.
         largest: largest absolute entry of the sample's weight.
     """
@@ -54,7 +57,7 @@ class SampledOutputs:
     weight: Float[Tensor, "d_in sampled"]
     importance: Float[Tensor, " sampled"]
     energy: float
-    share: float
+    multipliers: Float[Tensor, " sampled"]
     weight_energy: float
     largest: float
 
@@ -63,18 +66,19 @@ class SampledOutputs:
         """Take the sample of a layer."""
         importance = output_importance(problem)
         energies = problem.output_energies()
-        outputs = _sample(energies, _MOST_UNCALIBRATED if problem.is_uncalibrated else _MOST_SAMPLED)
-        weight = problem.weight[:, outputs].to(problem.precision).contiguous()
         lengths = importance * column_energies(problem.weight)
-        sums = [energies.sum(), lengths[outputs].sum(), lengths.sum(), squared_norm(weight, importance[outputs])]
-        energy, sampled, length, weight_energy, largest = torch.stack([*sums, weight.abs().amax()]).tolist()
+        most = _MOST_UNCALIBRATED if problem.is_uncalibrated else _MOST_SAMPLED
+        outputs, multipliers = _sample(energies, lengths, most)
+        weight = problem.weight[:, outputs].to(problem.precision).contiguous()
+        sums = [energies.sum(), squared_norm(weight, importance[outputs]), weight.abs().amax()]
+        energy, weight_energy, largest = torch.stack(sums).tolist()
         return cls(
             problem=problem,
             outputs=outputs,
             weight=weight,
             importance=importance[outputs],
             energy=energy,
-            share=sampled / length if sampled > 0 else 1.0,
+            multipliers=multipliers,
             weight_energy=weight_energy,
             largest=largest,
         )
@@ -95,11 +99,9 @@ class SampledOutputs:
                 matrix is the identity.
         """
         removed = self.weight - rounded.weight(self.weight.dtype)
-        if damped_errors is None:
-            distance = squared_norm(removed, self.importance)
-            return torch.stack([distance / self.share, distance])
-        errors = self.gram.undamped(damped_errors, removed) * self.importance
-        return torch.stack([errors.sum() / self.share, squared_norm(removed, self.importance)])
+        distances = column_energies(removed)
+        errors = distances if damped_errors is None else self.gram.undamped(damped_errors, removed)
+        return torch.stack([errors @ (self.importance * self.multipliers), distances @ self.importance])
 
     def errors_from(self, squares: Sequence[float]) -> CandidateErrors:
         """Return the errors of the layer if all of its outputs are rounded as the sample, from `squares_of`."""
@@ -127,11 +129,23 @@ def output_importance(problem: LayerProblem) -> Float[Tensor, " d_out"]:
     return problem.output_weights.double().square()
 
 
-def _sample(energies: Float[Tensor, " d_out"], most: int) -> Int64[Tensor, " sampled"]:
-    """Return indices of outputs, evenly from those of large and of small energy; all if there are few."""
+def _sample(
+    energies: Float[Tensor, " d_out"], lengths: Float[Tensor, " d_out"], most: int
+) -> tuple[Int64[Tensor, " sampled"], Float[Tensor, " sampled"]]:
+    """Return indices and multipliers of the outputs to sample: all outputs of a small layer.
+
+    Otherwise those with the largest norms, and others spread evenly over the ranks by energy.
+    """
     d_out = len(energies)
     number = min(d_out, most, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
-    return torch.arange(d_out, device=energies.device) if number == d_out else spread_outputs(energies, number)
+    if number == d_out:
+        return torch.arange(d_out, device=energies.device), torch.ones_like(lengths)
+    order = lengths.argsort(descending=True)
+    largest, others = order[:_LARGEST], order[_LARGEST:]
+    spread = others[spread_outputs(energies[others], number - _LARGEST)]
+    multiplier = (lengths[others].sum() / lengths[spread].sum()).nan_to_num(1.0, 1.0)
+    multipliers = torch.cat([torch.ones_like(lengths[largest]), multiplier.expand(len(spread))])
+    return torch.cat([largest, spread]), multipliers
 
 
 def spread_outputs(energies: Float[Tensor, " d_out"], number: int) -> Int64[Tensor, " sampled"]:

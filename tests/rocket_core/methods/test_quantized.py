@@ -175,3 +175,24 @@ def test_outputs_in_parts_give_the_codes_of_the_whole(monkeypatch):
         whole, parts = results
         assert torch.equal(whole.factors.weight(torch.float64), parts.factors.weight(torch.float64))
         torch.testing.assert_close(whole.errors, parts.errors, rtol=1e-9, atol=0)
+
+
+# Massive activations come from few outputs, whose weights have a few large entries.
+@pytest.mark.parametrize("massive", [0, 1, 3])
+@pytest.mark.parametrize("uncalibrated", [False, True])
+def test_a_sample_predicts_what_few_massive_outputs_lose(massive, uncalibrated):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(400, 32, generator=generator, dtype=torch.float64)
+    weight = torch.randn(32, 300, generator=generator, dtype=torch.float64)
+    weight[::9, 37 : 37 + massive] *= 100
+    gram = None if uncalibrated else rows.T @ rows
+    statistics = GramStatistics(tokens=400, gram=gram, output_gram=None, input_energy=torch.ones(32))
+    problem = LayerProblem(weight=weight, statistics=statistics, shrinkage=0.0, precision=torch.float64)
+    assert problem.is_uncalibrated == uncalibrated
+
+    sample = SampledOutputs.of(problem)
+    assert len(sample.outputs) < 300
+    for candidate in quantized.profile(problem, sample, formats_for(32)[::4]):
+        whole = quantized.compress(problem, candidate.code_format, splitting=False)
+        squares = candidate.reconstruction_error**2 * float(problem.output_energies().sum())
+        assert squares == pytest.approx(float(whole.errors.sum()), rel=0.25)
