@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from rocket_core.candidates import CODE_KINDS, CandidateKind, FrontierPoint
 from rocket_core.config import CompressionConfig, Objective
@@ -239,7 +239,8 @@ class TotalsReport(FrozenModel):
 class CompressionReport(FrozenModel):
     """All information needed to understand and repeat a compression."""
 
-    report_version: Literal[1] = 1
+    # A constant would be `1and` in the Python that openapi-python-client generates, a syntax warning.
+    report_version: Annotated[Literal[1], WithJsonSchema({"type": "integer", "enum": [1]})] = 1
     """version of this layout."""
     rocket_version: str
     """version of the library."""
